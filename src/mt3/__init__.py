@@ -1,0 +1,39 @@
+"""mt3: meta test-time training. A classifier that adapts to each single unlabeled image before it answers.
+
+    model = mt3.load("runs/demo/mt3")
+    logits = mt3.Adapter(model)(images)
+
+Names are imported when they are first used, so that `import mt3` does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from mt3.errors import InputError
+from mt3.version import __version__
+
+if TYPE_CHECKING:
+    from mt3.adapt import Adapter, Comparison
+    from mt3.checkpoint import load
+    from mt3.model import MT3Model
+
+__all__ = ["Adapter", "Comparison", "InputError", "MT3Model", "__version__", "corruptions", "load"]
+
+_HOMES = {
+    "Adapter": "mt3.adapt",
+    "Comparison": "mt3.adapt",
+    "MT3Model": "mt3.model",
+    "load": "mt3.checkpoint",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "corruptions":
+        return import_module("mt3.corruptions")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'mt3' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,7 @@
+"""`python -m mt3` is the command `mt3`."""
+
+import sys
+
+from mt3.cli import main
+
+sys.exit(main())

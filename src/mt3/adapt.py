@@ -1,0 +1,268 @@
+"""The inner step, shared by meta-training and test-time adaptation, and `Adapter`, which adapts to single images."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from mt3.augment import seeded_generator
+from mt3.errors import InputError
+from mt3.model import MT3Model, Outputs, as_float, refuse_batch_norm
+from mt3.selfsup import Views, draw_test_views, selfsup_loss
+
+Params = dict[str, Tensor]
+
+
+def forward(model: nn.Module, params: Params, images: Tensor) -> Outputs:
+    """All heads' outputs of the model with these parameters in place of its own."""
+    outputs: Outputs = functional_call(model, params, (images,), {"full": True})
+    return outputs
+
+
+def clip_gradients(gradients: Sequence[Tensor], norm: float | None, mode: str) -> tuple[list[Tensor], Tensor]:
+    """Scale gradients down to the norm, one norm for all ("global") or each its own ("tensor").
+
+    Differentiable through the scale factor. Returns the gradients and their global norm before clipping.
+    """
+    norms = torch.stack([torch.linalg.vector_norm(g) for g in gradients])
+    total = torch.linalg.vector_norm(norms)
+    if norm is None:
+        return list(gradients), total
+    if mode == "global":
+        scale = norm / total.clamp(min=norm)
+        return [g * scale for g in gradients], total
+    scales = norm / norms.clamp(min=norm)
+    return [g * s for g, s in zip(gradients, scales, strict=True)], total
+
+
+def inner_step(
+    loss: Tensor,
+    params: Params,
+    adapted: Sequence[str],
+    lr: float,
+    clip: float | None = None,
+    clip_mode: str = "global",
+    second_order: bool = False,
+) -> tuple[Params, Tensor]:
+    """One gradient step on the self-supervised loss: phi <- phi - alpha * clip(grad).
+
+    Returns the new parameters, of which only those named in `adapted` differ, and the gradient's norm. With
+    `second_order` the step stays differentiable, so that the meta-gradient is exact.
+    """
+    gradients = torch.autograd.grad(loss, [params[name] for name in adapted], create_graph=second_order)
+    clipped, norm = clip_gradients(gradients, clip, clip_mode)
+    stepped = {name: params[name] - lr * g for name, g in zip(adapted, clipped, strict=True)}
+    return params | stepped, norm
+
+
+class Inner(NamedTuple):
+    """What the inner loop gives."""
+
+    params: Params  # phi
+    loss: Tensor  # self-supervised, before the first step
+    grad_norm: Tensor  # of the first step, before clipping
+    outputs: Outputs  # of the meta-model for the first views
+
+
+def inner_loop(
+    model: nn.Module,
+    theta: Params,
+    views: Sequence[Views],
+    adapted: Sequence[str],
+    steps: int,
+    lr: float,
+    clip: float | None = None,
+    clip_mode: str = "global",
+    target: str = "meta",
+    second_order: bool = False,
+) -> Inner:
+    """Adapt theta to the views in `steps` inner steps.
+
+    `views` holds one set for all steps or one per step. The targets z come from the meta-model ("meta") or from
+    the parameters that the step starts from ("previous"); they never carry a gradient.
+    """
+    phi, z = theta, None
+    first: tuple[Tensor, Tensor, Outputs] | None = None
+    for step in range(max(steps, 1)):
+        current = views[min(step, len(views) - 1)]
+        outputs = forward(model, phi, current.images)
+        if outputs.projection is not None:
+            if step == 0 or target == "previous":  # phi gives the targets as well: one pass serves both
+                z = outputs.projection.detach()
+            elif len(views) > 1:
+                with torch.no_grad():
+                    z = forward(model, theta, current.images).projection
+        loss = selfsup_loss(outputs, current, z)
+        stepped, norm = inner_step(loss, phi, adapted, lr, clip, clip_mode, second_order)
+        if first is None:
+            first = (loss.detach(), norm.detach(), outputs)
+        if steps:
+            phi = stepped
+    assert first is not None
+    return Inner(phi, *first)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Before and after adapting, for a batch of images."""
+
+    before: Tensor  # logits (N, classes)
+    after: Tensor  # logits (N, classes)
+    view_average: Tensor  # probabilities (N, classes), averaged over the views without adapting
+    loss_before: Tensor  # self-supervised loss (N,), on the views of the first step
+    loss_after: Tensor  # the same after the steps
+    grad_norm: Tensor  # (N,), of the first step, before clipping
+
+
+class Adapted(NamedTuple):
+    """A model adapted to one image."""
+
+    params: Params  # phi
+    first_views: Views
+    inner: Inner
+    view_average: Tensor  # probabilities (classes,) averaged over the views without adapting
+
+
+class Adapter(nn.Module):
+    """Adapts the model to each image on its own, predicts, and discards the step.
+
+    What is None comes from the model. The model's weights are never changed. An image's views depend only on the
+    seed and the image's content, so its answer does not depend on the batch, the order or the process.
+    """
+
+    def __init__(
+        self,
+        model: MT3Model,
+        steps: int | None = None,
+        lr: float | None = None,
+        views: int | None = None,  # K_T: pairs for byol, copies for rotation
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        refuse_batch_norm(model)
+        if model.selfsup == "none":
+            raise InputError("This model has no self-supervised task to adapt with; use model(images) as it is.")
+        self.model = model
+        self.steps = model.adapt_steps if steps is None else steps
+        self.lr = model.adapt_lr if lr is None else lr
+        self.views = model.adapt_views if views is None else views
+        self.seed = seed
+        if self.steps < 0 or self.views < 1 or not self.lr >= 0:
+            raise InputError(
+                f"Expected steps >= 0, views >= 1 and lr >= 0, got {self.steps}, {self.views} and {self.lr}."
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, classes) after adapting to each image."""
+        images = check_images(images)
+        answers = [self.logits(a.params, images[i : i + 1]) for i, a in enumerate(self.adapt(images))]
+        return torch.cat(answers) if answers else self.model.classify.weight.new_zeros(0, self.model.num_classes)
+
+    def compare(self, images: Tensor) -> Comparison:
+        """Logits, self-supervised loss and gradient norm, before and after adapting to each image."""
+        images = check_images(images)
+        theta = self._theta()
+        rows = []
+        for i, adapted in enumerate(self.adapt(images)):
+            image = images[i : i + 1]
+            with torch.inference_mode(False), torch.no_grad():
+                outputs = forward(self.model, adapted.params, adapted.first_views.images)
+                loss_after = selfsup_loss(outputs, adapted.first_views, _projection(adapted.inner.outputs))
+            rows.append(
+                (
+                    self.logits(theta, image)[0],
+                    self.logits(adapted.params, image)[0],
+                    adapted.view_average,
+                    adapted.inner.loss,
+                    loss_after,
+                    adapted.inner.grad_norm,
+                )
+            )
+        if not rows:
+            raise InputError("Expected at least one image to compare, got an empty batch.")
+        return Comparison(*(torch.stack(column) for column in zip(*rows, strict=True)))
+
+    def adapt(self, images: Tensor) -> Iterator[Adapted]:
+        """Adapt to one image after the other; each result may be used before the next is asked for."""
+        images = check_images(images)
+        for image in images:
+            with torch.inference_mode(False), torch.enable_grad():
+                yield self._adapt_one(image.clone())
+
+    def logits(self, params: Params, images: Tensor) -> Tensor:
+        """Logits of images under adapted parameters."""
+        device, dtype = self.model.stem.weight.device, self.model.stem.weight.dtype
+        with torch.inference_mode(False), torch.no_grad():
+            batch = as_float(images.to(device).clone(), dtype)
+            logits: Tensor = functional_call(self.model, params, (batch,))
+        return logits
+
+    def _theta(self) -> Params:
+        return {name: p.detach().requires_grad_() for name, p in self.model.named_parameters()}
+
+    def _adapt_one(self, image: Tensor) -> Adapted:
+        model = self.model
+        generator = image_generator(image, self.seed)
+        image = as_float(image.to(model.stem.weight.device), model.stem.weight.dtype)
+        drawn = [
+            draw_test_views(image, model.selfsup, self.views, generator, model.crop_max)
+            for _ in range(max(1, self.steps if model.fresh_views else 1))
+        ]
+        views = [v for v, _ in drawn]
+        inner = inner_loop(
+            model,
+            self._theta(),
+            views,
+            model.adapted_names(),
+            self.steps,
+            self.lr,
+            model.adapt_clip,
+            model.clip_mode,
+        )
+        upright = drawn[0][1]
+        with torch.no_grad():
+            view_logits = inner.outputs.logits if upright is views[0].images else model(upright)
+            average = view_logits.softmax(1).mean(0)
+        params = {name: p.detach() for name, p in inner.params.items()}
+        return Adapted(params, views[0], inner, average)
+
+
+def view_average(model: MT3Model, images: Tensor, seed: int = 0) -> Tensor:
+    """Probabilities (N, classes) averaged over each image's views without adapting, for a model of any task."""
+    task = "rotation" if model.hidden is None else "byol"  # Sun et al.'s network meets its own kind of views
+    averages = []
+    with torch.no_grad():
+        for image in check_images(images):
+            scaled = as_float(image.to(model.stem.weight.device), model.stem.weight.dtype)
+            generator = image_generator(image, seed)
+            _, upright = draw_test_views(scaled, task, model.adapt_views, generator, model.crop_max)
+            averages.append(model(upright).softmax(1).mean(0))
+    return torch.stack(averages)
+
+
+def _projection(outputs: Outputs) -> Tensor | None:
+    return None if outputs.projection is None else outputs.projection.detach()
+
+
+def check_images(images: Tensor) -> Tensor:
+    """Require (N, 3, 32, 32), uint8 or float in [0, 1]."""
+    if images.ndim != 4 or tuple(images.shape[1:]) != (3, 32, 32):
+        raise InputError(f"Expected images of shape (N, 3, 32, 32), got {tuple(images.shape)}; resize or permute them.")
+    if images.dtype == torch.uint8:
+        return images
+    if not images.is_floating_point():
+        raise InputError(f"Expected uint8 images or floats in [0, 1], got {images.dtype}.")
+    if len(images):
+        low, high = images.aminmax()
+        if not (low >= 0 and high <= 1):
+            raise InputError(f"Expected float images in [0, 1], got values from {low:.4g} to {high:.4g}; scale them.")
+    return images
+
+
+def image_generator(image: Tensor, seed: int) -> torch.Generator:
+    """A generator seeded by (seed, content): the content is taken to 16 bits, the same for uint8 and float images."""
+    content = (as_float(image, torch.float64) * 65535).round().to("cpu", torch.int32)
+    return seeded_generator("views", seed, content.numpy().tobytes())

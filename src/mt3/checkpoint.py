@@ -1,0 +1,117 @@
+"""Weights and run state on disk: safetensors and JSON, written atomically, read strictly, never unpickled."""
+
+import hashlib
+import inspect
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mt3.errors import InputError, name_list
+from mt3.files import atomic_path, read_json
+from mt3.model import MT3Model
+
+RUN_FILE = "run.json"  # config, progress and time of a training run
+METRICS_FILE = "metrics.jsonl"
+MODEL_FILES = ("config.json", "model.safetensors")
+KEPT = 2  # checkpoints: the newest and, should it be damaged, the one before
+
+
+def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of names, shapes, types and bits, independent of the device and of the order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    return sorted((run / "checkpoints").glob("step-*.safetensors"))
+
+
+def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], seconds: float) -> None:
+    """Write the state after `step` steps and drop all but the newest checkpoints."""
+    path = run / "checkpoints" / f"step-{step:08d}.safetensors"
+    metadata = {"step": str(step), "seconds": f"{seconds:.3f}", "hash": tensors_hash(tensors)}
+    with atomic_path(path) as temporary:
+        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, temporary, metadata)
+    for old in _checkpoints(run)[:-KEPT]:
+        old.unlink()
+
+
+def load_checkpoint(run: Path) -> tuple[int, dict[str, Tensor], float] | None:
+    """Step, tensors and seconds of the newest whole checkpoint, or None; a damaged one is passed over, and said."""
+    for path in reversed(_checkpoints(run)):
+        try:
+            tensors, metadata = _read(path)
+            if tensors_hash(tensors) != metadata["hash"]:
+                raise ValueError("its contents do not match their hash")
+            return int(metadata["step"]), tensors, float(metadata["seconds"])
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            print(f"Checkpoint {path} is damaged ({error}); trying the one before.", file=sys.stderr)
+    return None
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+def save_model(model: MT3Model, directory: Path) -> None:
+    """Save `config.json` and `model.safetensors` into the directory, each by rename."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".model-") as temporary:
+        model.save_pretrained(temporary)
+        for name in reversed(MODEL_FILES):  # the weights first: a config without weights would look complete
+            os.replace(Path(temporary) / name, directory / name)
+
+
+def load(path: str | Path) -> MT3Model:
+    """The model of a finished run: a run directory or a directory written by `save_pretrained`."""
+    directory = Path(path)
+    if not directory.is_dir():
+        raise InputError(
+            f"Expected a run or model directory, but {directory} is not there; train one with `mt3 train`."
+        )
+    missing = [name for name in MODEL_FILES if not (directory / name).is_file()]
+    if missing:
+        hint = "the run is not finished, continue it with --resume" if (directory / RUN_FILE).exists() else "no model"
+        raise InputError(f"{directory} has no {name_list(missing)}: {hint}.")
+    config = _model_config(directory / "config.json")
+    model = MT3Model(**config)
+    try:
+        tensors, _ = _read(directory / "model.safetensors")
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{directory / 'model.safetensors'} is damaged ({error}); train or download it again."
+        ) from error
+    expected = {name: tuple(p.shape) for name, p in model.state_dict().items()}
+    found = {name: tuple(t.shape) for name, t in tensors.items()}
+    if expected != found:
+        odd = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        raise InputError(
+            f"The weights in {directory} do not fit their config.json: {odd[0]} should be "
+            f"{expected.get(odd[0], 'absent')} and is {found.get(odd[0], 'absent')} ({len(odd)} differ)."
+        )
+    model.load_state_dict(tensors)
+    return model.eval()
+
+
+def _model_config(path: Path) -> dict[str, Any]:
+    config = read_json(path)
+    valid = inspect.signature(MT3Model.__init__).parameters.keys() - {"self"}
+    if not isinstance(config, dict) or "num_classes" not in config:
+        raise InputError(f"{path} is not a model's config: expected an object with num_classes.")
+    unknown = sorted(config.keys() - valid)
+    if unknown:
+        raise InputError(f"{path} has the unknown key '{unknown[0]}': expected one of {name_list(sorted(valid))}.")
+    return config

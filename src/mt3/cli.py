@@ -1,0 +1,303 @@
+"""The command line: train | evaluate | predict | demo. Torch is imported only once a command runs."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mt3.config import CHOICES, FIELDS, Config, make_config, preset_names
+from mt3.data.dataset import DATASETS
+from mt3.errors import InputError, name_list
+from mt3.method import METHODS
+from mt3.version import __version__
+
+if TYPE_CHECKING:
+    from mt3.data import Dataset
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message[:1].upper()}{message[1:]}; see `{self.prog} --help`.")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="mt3",
+        description="Meta test-time training: image classifiers that adapt to each single unlabeled image.",
+    )
+    parser.add_argument("--version", action="version", version=f"mt3 {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser, metavar="COMMAND")
+
+    train = commands.add_parser(
+        "train",
+        help="train one of the paper's methods",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_field_help(),
+    )
+    train.add_argument("--method", required=True, help=f"one of {name_list(METHODS)}")
+    train.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
+    train.add_argument("--preset", default="paper", help=f"one of {name_list(preset_names())} (default: paper)")
+    train.add_argument("--out", type=Path, required=True, help="the run's directory")
+    train.add_argument("--seed", type=_count, default=0)
+    train.add_argument("--max-steps", type=_count, help="stop after this many steps; --resume goes on later")
+    train.add_argument("--resume", action="store_true", help="continue the run in --out, or start it if there is none")
+    train.add_argument("--init", type=Path, metavar="RUN", help="start from this run's weights")
+    train.add_argument("--tensorboard", action="store_true", help="also log for TensorBoard (an extra)")
+    _data_arguments(train)
+    _compute_arguments(train)
+    train.set_defaults(run=_train)
+
+    evaluate = commands.add_parser("evaluate", help="accuracy under corruption, before and after adapting")
+    evaluate.add_argument("model", type=Path, metavar="RUN", help="a run or a saved model")
+    evaluate.add_argument(
+        "--corruptions", nargs="+", default=["all"], help="names, or: all (the paper's), held-out, every, none"
+    )
+    evaluate.add_argument("--severity", type=int, nargs="+", default=[5], help="1 to 5; several give all of them")
+    evaluate.add_argument("--limit", type=_count, help="only this many images of the test split")
+    evaluate.add_argument("--corrupted", type=Path, metavar="DIR", help="images in the published -C layout")
+    evaluate.add_argument("--controls", action="store_true", help="also adapt on other images, to split the gain")
+    evaluate.add_argument("--data", help="the data set, if RUN does not say")
+    evaluate.add_argument("--workers", type=_count, help="processes (default: one for each core; 1 on a GPU)")
+    evaluate.add_argument("--out", type=Path, help="JSON file (default: RUN/results.json)")
+    _adapt_arguments(evaluate)
+    _data_arguments(evaluate)
+    _compute_arguments(evaluate)
+    evaluate.set_defaults(run=_evaluate)
+
+    predict = commands.add_parser("predict", help="class and probability of image files, before and after adapting")
+    predict.add_argument("model", type=Path, metavar="RUN", help="a run or a saved model")
+    predict.add_argument("images", type=Path, nargs="+", metavar="IMAGE")
+    predict.add_argument("--json", action="store_true", help="print JSON")
+    _adapt_arguments(predict)
+    _compute_arguments(predict)
+    predict.set_defaults(run=_predict)
+
+    demo = commands.add_parser("demo", help="train and evaluate on the embedded digits, in minutes")
+    demo.add_argument("--out", type=Path, default=Path("runs/demo"))
+    demo.add_argument("--seed", type=_count, default=0)
+    _compute_arguments(demo)
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _field_help() -> str:
+    lines = ["any field of the run can be set, as in --width 16 or --inner-lr 0.05; the paper's MT3 has:"]
+    for name, field in FIELDS.items():
+        if name not in ("method", "data", "preset", "seed"):
+            choices = f" ({name_list(CHOICES[name])})" if name in CHOICES else ""
+            lines.append(f"  --{name.replace('_', '-')} {getattr(Config, name, field.default)}{choices}")
+    return "\n".join(lines)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+def _data_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data-dir", type=Path, help="where CIFAR lies (default: data)")
+    parser.add_argument("--download", action="store_true", help="fetch CIFAR from its home page first, if needed")
+
+
+def _adapt_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=_count, help="inner steps (default: the model's)")
+    parser.add_argument("--lr", type=float, help="inner learning rate (default: the model's)")
+    parser.add_argument("--views", type=_count, help="views K_T (default: the model's)")
+    parser.add_argument("--seed", type=_count, default=0, help="of the views")
+
+
+def _compute_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: cuda if there is one)")
+    parser.add_argument("--threads", type=_count, help="of the CPU (default: all cores)")
+
+
+def _overrides(extra: Sequence[str]) -> dict[str, str]:
+    """Read `--field value` and `--field=value`."""
+    found: dict[str, str] = {}
+    words = list(extra)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            raise InputError(f"Unexpected argument '{word}'; see `mt3 train --help`.")
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not equals:
+            if not words:
+                raise InputError(f"Expected a value after {word}; see `mt3 train --help`.")
+            value = words.pop(0)
+        found[name] = value
+    return found
+
+
+def _set_up(args: argparse.Namespace) -> Any:
+    """Apply --threads and choose the device."""
+    import torch
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    name = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise InputError(f"Device '{name}' cannot be used ({reason}); give cpu or one that is there.") from None
+    return device
+
+
+def _workers(args: argparse.Namespace, device: Any) -> int:
+    if args.workers is not None:
+        return int(args.workers)
+    return 1 if device.type != "cpu" or args.threads else len(os.sched_getaffinity(0))
+
+
+def _train(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    config = make_config(args.method, args.data, args.preset, args.seed, _overrides(extra))
+    from mt3.data import load_dataset
+    from mt3.model import count_parameters
+    from mt3.train import train
+
+    device = _set_up(args)
+    dataset = load_dataset(args.data, args.data_dir, args.download)
+    model = train(
+        config, dataset, args.out, device, args.max_steps, args.resume, args.init, args.tensorboard, args.data_dir
+    )
+    print(f"{args.out}: {args.method} on {args.data}, {count_parameters(model)} parameters")
+
+
+def _dataset_of_run(args: argparse.Namespace, optional: bool) -> "tuple[Dataset | None, dict[str, Any]]":
+    """The data set a run was trained on, and what its run.json says."""
+    from mt3.checkpoint import RUN_FILE
+    from mt3.data import load_dataset
+    from mt3.files import read_json
+
+    path = args.model / RUN_FILE
+    run: dict[str, Any] = read_json(path) if path.exists() else {}
+    name = args.data or run.get("config", {}).get("data")
+    if name is None:
+        if optional:
+            return None, run
+        raise InputError(f"{args.model} does not say which data it was trained on; give --data.")
+    recorded = run.get("data_dir")
+    data_dir = args.data_dir or (Path(recorded) if recorded else None)
+    try:
+        return load_dataset(name, data_dir, args.download), run
+    except InputError:
+        if optional and args.data_dir is None and not args.download:
+            return None, run
+        raise
+
+
+def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from mt3.checkpoint import load
+    from mt3.corruptions import resolve
+    from mt3.data import open_corrupted
+    from mt3.evaluate import TestImages, evaluate
+    from mt3.report import evaluation_summary
+
+    device = _set_up(args)
+    model = load(args.model).to(device)
+    dataset, run = _dataset_of_run(args, optional=args.corrupted is not None)
+    if dataset is not None and dataset.num_classes != model.num_classes:
+        raise InputError(
+            f"The model has {model.num_classes} classes, {dataset.name} {dataset.num_classes}; give its own."
+        )
+    severities = sorted(set(args.severity))
+    if not set(severities) <= set(range(1, 6)):
+        raise InputError(f"Expected severities from 1 to 5, got {name_list(severities)}.")
+    corrupted = None
+    if args.corrupted is not None:
+        corrupted = open_corrupted(args.corrupted, dataset.name if dataset else None)
+        names = _group_names(args.corruptions, corrupted.names())
+    else:
+        names = [] if args.corruptions == ["none"] else list(resolve(args.corruptions))
+    about = {
+        "data": (dataset.name if dataset else None) or run.get("config", {}).get("data"),
+        "method": run.get("config", {}).get("method"),
+        "preset": run.get("config", {}).get("preset"),
+        "train_seed": run.get("config", {}).get("seed"),
+    }
+    out = args.out or args.model / "results.json"
+    result = evaluate(
+        model,
+        TestImages(dataset, corrupted),
+        names,
+        severities,
+        out,
+        args.limit,
+        args.steps,
+        args.lr,
+        args.views,
+        args.seed,
+        args.controls,
+        about,
+        _workers(args, device),
+    )
+    print(evaluation_summary(result))
+    print(f"wrote {out} and {out.with_suffix('.npz').name}")
+
+
+def _group_names(asked: Sequence[str], present: Sequence[str]) -> list[str]:
+    """Expand `all`, `held-out` and `every` to what a -C directory holds."""
+    from mt3.corruptions import HELD_OUT, PAPER
+
+    groups = {"all": PAPER, "held-out": HELD_OUT, "every": tuple(present)}
+    names = [n for a in asked for n in groups.get(a, (a,)) if a not in groups or n in present]
+    return list(dict.fromkeys(names))
+
+
+def _predict(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from mt3.images import read_image
+
+    read = [read_image(path) for path in args.images]
+    from mt3.checkpoint import load
+    from mt3.predict import predict
+
+    device = _set_up(args)
+    model = load(args.model).to(device)
+    answers = predict(model, [image for image, _ in read], args.steps, args.lr, args.views, args.seed)
+    for answer, path, (_, notes) in zip(answers, args.images, read, strict=True):
+        answer |= {"image": str(path), "converted": notes}
+    if args.json:
+        print(json.dumps(answers, indent=2))
+        return
+    for answer in answers:
+        if answer["converted"]:
+            print(f"{answer['image']}: {', '.join(answer['converted'])}", file=sys.stderr)
+        before, after = answer["before"], answer["after"]
+        line = f"{answer['image']}: {before['class']} {100 * before['probability']:.1f} % before"
+        line += (
+            f", {after['class']} {100 * after['probability']:.1f} % after adapting" if after else " (does not adapt)"
+        )
+        print(line)
+
+
+def _demo(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from mt3.demo import run_demo
+
+    print(run_demo(args.out, args.seed, _set_up(args)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; bad input gives one sentence and exit code 2."""
+    try:
+        args, extra = _parser().parse_known_args(argv)
+        if extra and args.command != "train":
+            raise InputError(f"Unexpected argument '{extra[0]}'; see `mt3 {args.command} --help`.")
+        args.run(args, extra)
+        return 0
+    except InputError as error:
+        print(f"mt3: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("mt3: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141

@@ -1,0 +1,197 @@
+"""What a training run is made of: one flat frozen dataclass, filled from method, preset and command line."""
+
+import dataclasses
+import difflib
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from types import UnionType
+from typing import Any
+
+from mt3.errors import InputError, name_list, one_of
+from mt3.method import check_cell, get_method
+
+CHOICES = {
+    "head": ("mt3", "official", "linear"),
+    "order": ("second", "first"),
+    "clip_mode": ("global", "tensor"),
+    "inner_target": ("meta", "previous"),
+    "outer_target": ("meta", "adapted"),
+    "schedule": ("constant", "cosine", "step"),
+    "ema_schedule": ("constant", "cosine"),
+    "ema_start": ("online", "random"),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every choice of a run. The defaults are the paper's MT3 on CIFAR-10."""
+
+    method: str = "mt3"
+    data: str = "cifar10"
+    preset: str = "paper"
+    seed: int = 0
+
+    # the point of the grid; set by the method, open to ablations
+    selfsup: str = "byol"  # none, rotation or byol
+    training: str = "meta"  # ce, joint or meta
+    batch_aug: bool = True  # B on x and its views
+    head: str = "mt3"  # mt3 (the paper's), official (the authors' code) or linear (Sun et al.)
+
+    # the network
+    depth: int = 26  # layers, 6n+2
+    width: int = 32  # filters of the first stage; doubled in the second and third
+    groups: int | None = None  # of GroupNorm; none: min(16, width / 2)
+    hidden: int = 256  # neurons of the hidden layer of h, p and q
+    projection: int = 128  # dimensions of z and r
+
+    # the outer loop
+    epochs: float = 200.0  # passes over the training images; a fraction is allowed
+    tasks: int = 4  # T, the tasks of a meta-batch; 1 for ce and joint
+    task_size: int = 8  # K, images of a task; the batch size for ce and joint
+    single_image: bool = False  # each task is K crops and pairs of views of one image, as at test time
+    lr: float = 0.01  # beta, the (meta-)learning rate
+    momentum: float = 0.9  # of SGD
+    weight_decay: float = 1.5e-6  # L2, added to the gradient after clipping
+    schedule: str = "constant"  # of the learning rate: constant, cosine (to `final_lr`) or step
+    final_lr: float = 0.0  # share of `lr` that the cosine ends at
+    milestones: tuple[float, ...] = ()  # epochs after which the step schedule multiplies by 0.1
+    clip: float | None = 10.0  # norm of the inner and of the meta-gradient; none: no clipping
+    clip_mode: str = "global"  # one norm over all tensors, or each tensor by its own
+    gamma: float = 0.1  # weight of the self-supervised loss beside the cross-entropy
+
+    # the inner loop
+    inner_steps: int = 1  # M
+    inner_lr: float = 0.1  # alpha
+    order: str = "second"  # exact second-order meta-gradients, or first
+    inner_target: str = "meta"  # parameters that give z inside: the meta-model's or the previous step's
+    outer_target: str = "meta"  # parameters that give z in the outer loss: the meta-model's or the adapted ones
+
+    # the target of joint BYOL training
+    ema_momentum: float = 0.996
+    ema_schedule: str = "constant"  # constant, or cosine to 1
+    ema_start: str = "online"  # the online weights, or random ones of its own
+
+    # augmentation
+    crop_max: int = 32  # pixels; A crops a square of 20 to this many
+    pad: int = 2  # pixels of zeros around x before its random crop
+    flip: bool = False  # horizontal flips of x, image by image
+    vertical_flip: bool = False  # B flips vertically, too
+
+    # what the finished model does at test time
+    test_steps: int = 1
+    test_lr: float = 0.1
+    test_views: int = 32  # K_T, pairs of views for byol, copies for rotation
+    test_clip: float | None = 10.0  # norm; none: no clipping
+    test_fresh_views: bool = True  # new views for every step
+
+    # bookkeeping
+    log_every: int = 1  # steps
+    checkpoint_every: int = 200  # steps
+
+    def __post_init__(self) -> None:
+        check_cell(self.selfsup, self.training)
+        for name, valid in CHOICES.items():
+            if getattr(self, name) not in valid:
+                raise InputError(one_of(name, getattr(self, name), valid))
+        for name in ("tasks", "task_size", "log_every", "checkpoint_every", "hidden", "projection", "test_views"):
+            if getattr(self, name) < 1:
+                raise InputError(f"Expected {name} to be at least 1, got {getattr(self, name)}.")
+        for name in ("epochs", "lr"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"Expected {name} to be above 0, got {getattr(self, name)}.")
+        for name in ("inner_steps", "test_steps", "weight_decay", "gamma", "pad", "momentum", "inner_lr", "test_lr"):
+            if getattr(self, name) < 0:
+                raise InputError(f"Expected {name} not to be negative, got {getattr(self, name)}.")
+        for name in ("clip", "test_clip"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise InputError(f"Expected {name} to be a norm above 0 or none, got {getattr(self, name)}.")
+        if not 20 <= self.crop_max <= 32:
+            raise InputError(f"Expected crop_max between 20 and 32 pixels, got {self.crop_max}.")
+        if self.training != "meta" and self.tasks != 1:
+            raise InputError(f"Expected tasks=1 for {self.training} training (one batch a step), got {self.tasks}.")
+
+
+FIELDS = {f.name: f for f in dataclasses.fields(Config)}
+_TYPES: dict[str, Any] = typing.get_type_hints(Config)
+
+
+def preset_names() -> list[str]:
+    """The presets that the package ships."""
+    folder = resources.files("mt3") / "presets"
+    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """The preset's TOML: fields at the top level, then tables `[method.NAME]`, `[data.NAME]`, `[data.NAME.NAME]`."""
+    if name not in preset_names():
+        raise InputError(one_of("preset", name, preset_names()))
+    return tomllib.loads((resources.files("mt3") / "presets" / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def make_config(
+    method: str, data: str, preset: str, seed: int = 0, overrides: Mapping[str, str | Any] | None = None
+) -> Config:
+    """Fill a config: the paper's defaults, then the method's cell, the preset's tables and the overrides."""
+    cell = get_method(method)
+    values: dict[str, Any] = {
+        "selfsup": cell.selfsup,
+        "training": cell.training,
+        "batch_aug": cell.batch_aug,
+        "head": cell.head,
+    }
+    if cell.training != "meta":
+        values |= {"tasks": 1, "task_size": 128}
+    toml = read_preset(preset)
+    by_method, by_data = toml.pop("method", {}), toml.pop("data", {})
+    of_data = dict(by_data.get(data, {}))
+    of_both = {k: of_data.pop(k) for k in list(of_data) if isinstance(of_data[k], dict)}
+    for layer in (toml, by_method.get(method, {}), of_data, of_both.get(method, {}), overrides or {}):
+        values |= {_field(key): parse(_field(key), value) for key, value in layer.items()}
+    return Config(**(values | {"method": method, "data": data, "preset": preset, "seed": seed}))
+
+
+def _field(key: str) -> str:
+    name = key.replace("-", "_")
+    if name in FIELDS:
+        return name
+    close = difflib.get_close_matches(name, FIELDS, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise InputError(f"Unknown field '{key}'{hint}: expected one of {name_list(FIELDS)}.")
+
+
+def parse(name: str, value: Any) -> Any:
+    """Turn a command-line string or a TOML value into the field's type, or say what was expected."""
+    kind, optional = _TYPES[name], False
+    if isinstance(kind, UnionType):
+        kind, optional = next(k for k in kind.__args__ if k is not type(None)), True
+    if optional and (value is None or value == "none"):
+        return None
+    try:
+        if typing.get_origin(kind) is tuple:
+            items = value.replace(",", " ").split() if isinstance(value, str) else value
+            return tuple(float(item) for item in items)
+        if kind is bool:
+            return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
+        if kind is int and (isinstance(value, bool) or (isinstance(value, float) and not value.is_integer())):
+            raise ValueError
+        result = kind(value)
+        if kind is float and not -1e30 < result < 1e30:
+            raise ValueError
+        return result
+    except (ValueError, KeyError, TypeError, AttributeError):
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        wanted = words.get(kind, "numbers separated by commas") + (" or none" if optional else "")
+        raise InputError(f"Expected {wanted} for {name}, got '{value}'.") from None
+
+
+def config_to_dict(config: Config) -> dict[str, Any]:
+    """Plain values, as JSON keeps them."""
+    return dataclasses.asdict(config) | {"milestones": list(config.milestones)}
+
+
+def config_from_dict(values: Mapping[str, Any]) -> Config:
+    """Read back what `config_to_dict` gave; an unknown key is an error that lists the valid ones."""
+    return Config(**{_field(key): parse(_field(key), value) for key, value in values.items()})

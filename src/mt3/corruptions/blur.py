@@ -1,0 +1,72 @@
+"""Blurs that are the same for every image: fixed linear maps of the pixels."""
+
+from functools import cache
+from math import ceil
+
+import numpy as np
+import numpy.typing as npt
+from scipy import ndimage, sparse
+
+from mt3.corruptions.pixels import SIZE, Bytes, Floats, to_bytes, to_unit
+
+__all__ = ["defocus_blur", "disk", "gaussian_blur", "zoom_blur", "zooms"]
+
+
+def defocus_blur(images: Bytes, disk_parameters: tuple[float, float]) -> Bytes:
+    """Filter with the disk of `(radius, softness)`; the border mirrors without repeating its pixel (reflect-101)."""
+    kernel = disk(*disk_parameters)
+    return to_bytes(ndimage.correlate(to_unit(images), kernel[None, :, :, None], mode="mirror"))
+
+
+def disk(radius: float, softness: float) -> npt.NDArray[np.float32]:
+    """Build the 17 x 17 disk kernel: pixels within `radius` (up to 8), smoothed by a 3 x 3 Gaussian of std `softness`.
+
+    A radius below 1 leaves the centre pixel alone, so there the Gaussian is the whole blur. Single precision is the
+    published generator's: its rounding decides on which side of a whole number a flat area is truncated.
+    """
+    line = np.arange(-8, 9)
+    kernel = (line[:, None] ** 2 + line**2 <= radius**2).astype(np.float32)
+    kernel /= kernel.sum()
+    gauss = np.exp(-(np.arange(-1, 2) ** 2) / (2 * softness**2))
+    gauss = (gauss / gauss.sum()).astype(np.float32)
+    for axis in (0, 1):
+        kernel = ndimage.correlate1d(kernel, gauss, axis=axis, mode="mirror")
+    return kernel
+
+
+def gaussian_blur(images: Bytes, std: float) -> Bytes:
+    """Filter with a Gaussian of `std` pixels, cut at 4 std; the border repeats its pixel."""
+    return to_bytes(ndimage.gaussian_filter(to_unit(images), (0, std, std, 0), mode="nearest", truncate=4.0))
+
+
+def zoom_blur(images: Bytes, largest: float) -> Bytes:
+    """Average the image with its centre zooms by 1, 1.01, ... up to `largest`; the zoom by 1 is one more copy of it."""
+    x = to_unit(images)
+    columns = x.transpose(1, 2, 0, 3).reshape(SIZE * SIZE, -1)  # (pixels, N * channels)
+    blurred = (_zoom_operator(largest) @ columns).reshape(SIZE, SIZE, len(images), 3)
+    return to_bytes(blurred.transpose(2, 0, 1, 3))
+
+
+def zooms(largest: float) -> Floats:
+    """List the zoom factors; the half step past the end keeps `largest` in, whatever the rounding of the steps."""
+    return np.arange(1, largest + 0.005, 0.01)
+
+
+@cache
+def _zoom_operator(largest: float) -> sparse.csr_array:
+    """Assemble `zoom_blur` as one sparse matrix over the pixels, (1024, 1024)."""
+    total = sparse.identity(SIZE * SIZE)
+    factors = zooms(largest)
+    for factor in factors:
+        lines = sparse.csr_array(_zoom_lines(factor))
+        total = total + sparse.kron(lines, lines)  # a zoom treats rows and columns alike
+    return sparse.csr_array(total / (len(factors) + 1))
+
+
+def _zoom_lines(factor: float) -> Floats:
+    """Express the zoom of one line of pixels, cropped to its centre, as a matrix (32, 32)."""
+    crop = ceil(SIZE / factor)
+    top = (SIZE - crop) // 2
+    zoomed: Floats = ndimage.zoom(np.eye(SIZE)[top : top + crop], (factor, 1), order=1)
+    trim = (len(zoomed) - SIZE) // 2
+    return zoomed[trim : trim + SIZE]

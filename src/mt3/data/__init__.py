@@ -1,0 +1,43 @@
+"""Images as uint8 arrays: the embedded digits, CIFAR-10, CIFAR-100 and corrupted test sets. Needs no torch."""
+
+from pathlib import Path
+
+from mt3.data.cifar import CorruptedSet, load_cifar10, load_cifar100, open_corrupted
+from mt3.data.dataset import CLASS_COUNTS, DATASETS, Dataset
+from mt3.data.digits import load_digits
+from mt3.data.download import fetch
+from mt3.errors import InputError, one_of
+
+__all__ = [
+    "CLASS_COUNTS",
+    "DATASETS",
+    "CorruptedSet",
+    "Dataset",
+    "fetch",
+    "load_cifar10",
+    "load_cifar100",
+    "load_dataset",
+    "load_digits",
+    "open_corrupted",
+]
+
+DEFAULT_DATA_DIR = Path("data")  # in the working directory
+
+
+def load_dataset(name: str, data_dir: Path | None = None, download: bool = False) -> Dataset:
+    """Load one of `DATASETS`, looking below `data_dir` (by default `data`).
+
+    With `download`, what is missing or damaged there is fetched first. The digits need neither.
+    """
+    if name not in DATASETS:
+        raise InputError(one_of("data set", name, DATASETS))
+    if name == "digits":
+        return load_digits()
+    data_dir = DEFAULT_DATA_DIR if data_dir is None else Path(data_dir)
+    load = load_cifar10 if name == "cifar10" else load_cifar100
+    if download:
+        try:
+            return load(data_dir)
+        except InputError:
+            fetch(name, data_dir)
+    return load(data_dir)

@@ -1,0 +1,41 @@
+"""The embedded default: 1,797 handwritten digits, so that everything runs without a download.
+
+Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (1998),
+CC BY 4.0. `digits.npz` holds the 8x8 images (0..16) and labels of its test part, as scikit-learn's `load_digits`.
+"""
+
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mt3.data.dataset import Dataset, Images
+
+SIZE = 32  # pixels; the side of the images of all data sets here
+TRAIN_IMAGES = 1297  # the other 500 are the test set
+
+
+def load_digits() -> Dataset:
+    """Return the digits as grey 32x32 RGB images, always in the same split and order."""
+    with (files("mt3.data") / "digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        images, labels = upscale(arrays["images"]), arrays["labels"].astype(np.int64)
+    # RandomState's stream is frozen for good, default_rng's may change with NumPy
+    order = np.random.RandomState(0).permutation(len(images))
+    train, test = order[:TRAIN_IMAGES], order[TRAIN_IMAGES:]
+    classes = tuple(str(digit) for digit in range(10))
+    return Dataset("digits", images[train], labels[train], images[test], labels[test], classes)
+
+
+def upscale(images: NDArray[np.uint8]) -> Images:
+    """Enlarge (N, 8, 8) images with values 0..16 to (N, 32, 32, 3) with 0..255: bilinear, half-pixel centres."""
+    weights = _bilinear(images.shape[1], SIZE)
+    grey = weights @ images.astype(np.float64) @ weights.T  # (N, 32, 32), exact: weights are multiples of 1/8
+    grey = np.rint(grey * (255 / 16)).astype(np.uint8)
+    return np.repeat(grey[..., None], 3, axis=-1)  # (N, 32, 32, 3)
+
+
+def _bilinear(source: int, target: int) -> NDArray[np.float64]:
+    """The (target, source) matrix that interpolates one axis; the border repeats the edge pixel."""
+    centre = np.clip((np.arange(target) + 0.5) * source / target - 0.5, 0, source - 1)
+    distance = np.abs(centre[:, None] - np.arange(source))  # (target, source)
+    return np.maximum(0.0, 1.0 - distance)

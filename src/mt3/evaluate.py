@@ -1,0 +1,346 @@
+"""Evaluation: predict, adapt, predict, discard, image by image; resumable.
+
+One pass over the corrupted test images gives the row before and the row after adapting, and the view-averaged row.
+The controls cost no further adaptation: the model adapted to an image also predicts its neighbour, once under the
+same corruption and, adapted to the clean image, under every corruption.
+"""
+
+import multiprocessing
+import platform
+import shutil
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mt3 import corruptions
+from mt3.adapt import Adapter, view_average
+from mt3.checkpoint import tensors_hash
+from mt3.data import CorruptedSet, Dataset
+from mt3.errors import InputError, name_list
+from mt3.files import atomic_path, read_json, write_json
+from mt3.measure import fixed_and_broken, gains, is_correct, measure
+from mt3.model import MT3Model
+from mt3.progress import Progress
+from mt3.version import __version__
+
+PIECE = 50  # images whose results are kept together; an interruption loses at most this many
+CLEAN = ("clean", 0)
+Source = tuple[str, int]  # corruption and severity
+Results = dict[str, NDArray[np.float32]]  # row -> probabilities (images, classes)
+
+
+@dataclass(frozen=True)
+class TestImages:
+    """The images to evaluate on: a data set's test split, corrupted on the fly or taken from a -C directory."""
+
+    __test__ = False  # not a test case, whatever its name says
+
+    dataset: Dataset | None  # gives the clean images
+    corrupted: CorruptedSet | None = None  # None: corruptions are generated, each image seeded by its index
+    seed: int = 0  # of the generated corruptions
+
+    def __post_init__(self) -> None:
+        if self.dataset is None and self.corrupted is None:
+            raise InputError("Expected a data set or a directory of corrupted images, got neither.")
+        if self.dataset is None or self.corrupted is None:
+            return
+        if not np.array_equal(self.dataset.test_labels[: self.corrupted.images], self.corrupted.labels):
+            raise InputError(
+                f"The labels in {self.corrupted.directory} are not those of {self.dataset.name}'s test split; "
+                "give the corrupted version of the same data."
+            )
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        return self.corrupted.labels if self.corrupted is not None else self._clean.test_labels
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Where the corrupted images come from, for the protocol."""
+        if self.corrupted is not None:
+            return {"kind": "directory", "name": self.corrupted.directory.resolve().name}
+        return {"kind": "generated", "version": __version__, "seed": self.seed}
+
+    def take(self, source: Source, start: int, stop: int) -> NDArray[np.uint8]:
+        """Images start..stop-1 (N, 32, 32, 3) under a corruption and severity, or clean."""
+        if source != CLEAN and self.corrupted is not None:
+            return np.asarray(self.corrupted.images_of(*source)[start:stop])
+        images = self._clean.test_images[start:stop]
+        return images if source == CLEAN else corruptions.apply(images, *source, seed=self.seed, first_index=start)
+
+    @property
+    def _clean(self) -> Dataset:
+        assert self.dataset is not None
+        return self.dataset
+
+
+def make_protocol(
+    model: MT3Model,
+    images: TestImages,
+    sources: list[Source],
+    limit: int | None,
+    adapter: Adapter | None,
+    controls: bool,
+    seed: int,
+    about: dict[str, Any],
+) -> dict[str, Any]:
+    """Everything that the numbers depend on."""
+    count = len(images.labels) if limit is None else min(limit, len(images.labels))
+    if count < 1:
+        raise InputError(f"Expected at least one image to evaluate, got a limit of {limit}.")
+    if controls and adapter is None:
+        raise InputError("Controls compare adapted models, but this model has nothing to adapt with; drop --controls.")
+    if controls and images.dataset is None:
+        raise InputError("The clean control needs the clean test images; give --data-dir, or drop --controls.")
+    if controls and count < 2:
+        raise InputError("Controls adapt on another image, so they need at least 2 images; raise --limit.")
+    return about | {
+        "split": "test",
+        "source": images.origin,
+        "corruptions": list(dict.fromkeys(name for name, _ in sources)),
+        "severities": sorted({severity for _, severity in sources}),
+        "images": count,
+        "clean": images.dataset is not None,
+        "adapts": adapter is not None,
+        "steps": adapter.steps if adapter else 0,
+        "lr": adapter.lr if adapter else None,
+        "views": adapter.views if adapter else model.adapt_views,
+        "clip": model.adapt_clip if adapter else None,
+        "fresh_views": model.fresh_views,
+        "seed": seed,
+        "controls": controls,
+        "model_hash": tensors_hash(model.state_dict()),
+        "versions": {
+            "mt3": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def evaluate(
+    model: MT3Model,
+    images: TestImages,
+    names: list[str],
+    severities: list[int],
+    out: Path,
+    limit: int | None = None,
+    steps: int | None = None,
+    lr: float | None = None,
+    views: int | None = None,
+    seed: int = 0,
+    controls: bool = False,
+    about: dict[str, Any] | None = None,
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Evaluate the model before and after adapting; write `out` (JSON) and the probabilities beside it (NPZ).
+
+    What was evaluated before an interruption, under the same protocol, is not evaluated again. `workers` processes
+    of one CPU thread each share the work.
+    """
+    model.eval()
+    adapter = None if model.selfsup == "none" else Adapter(model, steps, lr, views, seed)
+    sources = [(name, severity) for severity in severities for name in names]
+    protocol = make_protocol(model, images, sources, limit, adapter, controls, seed, about or {})
+    if out.exists():
+        finished: dict[str, Any] = read_json(out)
+        _require_same(finished.get("protocol", {}), protocol, out)
+        return finished
+    pieces = out.with_name(out.name + ".partial")
+    _open_pieces(pieces, protocol)
+    everything = ([CLEAN] if images.dataset is not None else []) + sources
+    bounds = list(_bounds(protocol["images"]))
+    todo = [(source, start, stop) for start, stop in bounds for source in everything]
+    missing = [job for job in todo if not _piece_path(pieces, *job[:2]).exists()]
+    job = _Job(model, adapter, images, sources, controls, seed, pieces)
+    done = sum(stop - start for _, start, stop in todo) - sum(stop - start for _, start, stop in missing)
+    with Progress("evaluate", protocol["images"] * len(everything), "images", done) as progress:
+        for count in _run(job, missing, workers):
+            progress.advance(count)
+    rows = _collect(pieces, everything, bounds, controls, sources)
+    labels = images.labels[: protocol["images"]]
+    result = summarise(protocol, rows, labels)
+    arrays = {f"{name}-{severity}/{row}": p for (name, severity), r in rows.items() for row, p in r.items()}
+    _write_npz(out.with_suffix(".npz"), arrays | {"labels": labels})
+    write_json(out, result)
+    shutil.rmtree(pieces)
+    return result
+
+
+class _Job(NamedTuple):
+    """What every piece of an evaluation needs."""
+
+    model: MT3Model
+    adapter: Adapter | None
+    images: TestImages
+    sources: list[Source]
+    controls: bool
+    seed: int
+    pieces: Path
+
+
+Piece = tuple[Source, int, int]  # source, first image, one past the last
+
+
+def _run(job: _Job, todo: list[Piece], workers: int) -> Iterator[int]:
+    """Evaluate the pieces here or in worker processes of one thread each; yield the images of each when done."""
+    if min(workers, len(todo)) <= 1:
+        for piece in todo:
+            yield _evaluate_piece(job, piece)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(todo)), context, _start_worker, (job,)) as pool:
+        try:
+            for future in as_completed([pool.submit(_work, piece) for piece in todo]):
+                yield future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+_worker_job: _Job | None = None
+
+
+def _start_worker(job: _Job) -> None:
+    global _worker_job
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    torch.set_num_threads(1)
+    _worker_job = job
+
+
+def _work(piece: Piece) -> int:
+    assert _worker_job is not None
+    return _evaluate_piece(_worker_job, piece)
+
+
+def _piece_path(pieces: Path, source: Source, start: int) -> Path:
+    return pieces / f"{start:06d}-{source[0]}-{source[1]}.npz"
+
+
+def _bounds(count: int) -> Iterator[tuple[int, int]]:
+    """Split 0..count evenly into pieces of at most PIECE images; none has a single image unless count is 1."""
+    edges = np.linspace(0, count, -(-count // PIECE) + 1).round().astype(int).tolist()
+    yield from pairwise(edges)
+
+
+def _tensor(images: NDArray[np.uint8], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).contiguous().to(device)
+
+
+def _probabilities(logits: Tensor) -> NDArray[np.float32]:
+    return np.asarray(logits.float().softmax(-1).cpu().numpy())
+
+
+def _evaluate_piece(job: _Job, piece: Piece) -> int:
+    """Evaluate a piece and write its results; returns its number of images."""
+    source, start, stop = piece
+    _write_npz(_piece_path(job.pieces, source, start), _predict_piece(job, source, start, stop))
+    return stop - start
+
+
+def _predict_piece(job: _Job, source: Source, start: int, stop: int) -> Results:
+    """Probabilities of the piece's images, by row."""
+    model, adapter = job.model, job.adapter
+    device = model.stem.weight.device
+    batch = _tensor(job.images.take(source, start, stop), device)
+    count = len(batch)
+    with torch.no_grad():
+        results: Results = {"before": _probabilities(model(batch))}
+    if adapter is None:
+        return results | {"view_average": view_average(model, batch, job.seed).float().cpu().numpy()}
+    # what the model adapted to image i predicts: the image itself and, as controls, its neighbour
+    wanted: list[tuple[str, Tensor, int]] = [("after", batch, 0)]  # (row, images, distance)
+    if job.controls and source == CLEAN:
+        for other in job.sources:
+            wanted.append((_clean_key(other), _tensor(job.images.take(other, start, stop), device), 1))
+    elif job.controls:
+        wanted.append(("same_corruption", batch, 1))
+    for row in ("view_average", *(row for row, _, _ in wanted)):
+        results[row] = np.zeros((count, model.num_classes), np.float32)
+    for i, adapted in enumerate(adapter.adapt(batch)):
+        results["view_average"][i] = adapted.view_average.float().cpu().numpy()
+        stack = torch.stack([pictures[i - distance] for _, pictures, distance in wanted])
+        for (row, _, distance), p in zip(wanted, _probabilities(adapter.logits(adapted.params, stack)), strict=True):
+            results[row][i - distance] = p
+    return results
+
+
+def _clean_key(source: Source) -> str:
+    """Where the clean piece keeps a corruption's clean control."""
+    return f"clean_other/{source[0]}-{source[1]}"
+
+
+def _collect(
+    pieces: Path, everything: list[Source], bounds: list[tuple[int, int]], controls: bool, sources: list[Source]
+) -> dict[Source, Results]:
+    """Join the pieces of each source, and give the clean control to the corruption it belongs to."""
+    rows: dict[Source, Results] = {}
+    for source in everything:
+        parts = [_read_npz(_piece_path(pieces, source, start)) for start, _ in bounds]
+        rows[source] = {row: np.concatenate([p[row] for p in parts]) for row in parts[0]}
+    if controls:
+        for source in sources:
+            rows[source]["clean_other"] = rows[CLEAN].pop(_clean_key(source))
+    return rows
+
+
+def summarise(protocol: dict[str, Any], rows: dict[Source, Results], labels: NDArray[np.int64]) -> dict[str, Any]:
+    """Accuracies, intervals and gains of every corruption, of their average and of the clean images."""
+    correct = {s: {row: is_correct(p, labels) for row, p in r.items()} for s, r in rows.items()}
+    entries = {}
+    for source, r in rows.items():
+        entry: dict[str, Any] = {row: measure(p, labels) for row, p in r.items()} | gains(correct[source])
+        if "after" in r:
+            entry |= fixed_and_broken(correct[source]["after"], correct[source]["before"])
+        entries[source] = entry
+    corrupted = [s for s in rows if s != CLEAN]
+    result: dict[str, Any] = {"protocol": protocol, "average": {"before": None, "after": None}}
+    if corrupted:
+        names = list(rows[corrupted[0]])
+        together = {row: np.stack([correct[s][row] for s in corrupted]) for row in names}
+        result["average"] |= {row: 100 * float(c.mean()) for row, c in together.items()}
+        result |= gains(together)
+        for key in ("nll", "calibration_error"):
+            result[key] = {row: float(np.mean([entries[s][row][key] for s in corrupted])) for row in names}
+        if "after" in names:
+            result |= fixed_and_broken(together["after"], together["before"])
+    result["clean"] = entries.get(CLEAN)
+    result["corruptions"] = [{"name": s[0], "severity": s[1], **entries[s]} for s in corrupted]
+    return result
+
+
+def _open_pieces(directory: Path, protocol: dict[str, Any]) -> None:
+    path = directory / "protocol.json"
+    if path.exists():
+        _require_same(read_json(path), protocol, directory)
+    else:
+        write_json(path, protocol)
+
+
+def _require_same(old: dict[str, Any], new: dict[str, Any], where: Path) -> None:
+    changed = [k for k in old.keys() | new.keys() if old.get(k) != new.get(k)]
+    if changed:
+        raise InputError(
+            f"{where} holds an evaluation under another protocol ({name_list(sorted(changed))} differ); "
+            "choose another --out, or delete it."
+        )
+
+
+def _write_npz(path: Path, arrays: dict[str, Any]) -> None:
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def _read_npz(path: Path) -> Results:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}

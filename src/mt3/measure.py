@@ -1,0 +1,83 @@
+"""Numbers from predictions: accuracy, likelihood, calibration and their intervals. Needs no torch."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Z95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
+CALIBRATION_BINS = 15  # equal-width bins of the confidence, as in Guo et al. 2017
+
+Probabilities = NDArray[np.float32]  # (images, classes)
+Correct = NDArray[np.bool_]
+
+
+def is_correct(probabilities: Probabilities, labels: NDArray[np.int64]) -> Correct:
+    """Whether the most probable class is the label."""
+    return np.asarray(probabilities.argmax(-1) == labels)
+
+
+def wilson_interval(hits: int, count: int) -> tuple[float, float]:
+    """95 % Wilson score interval of a share, in percent."""
+    share, z2 = hits / count, Z95**2
+    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
+    reach = Z95 * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2)) / (1 + z2 / count)
+    return 100 * max(0.0, centre - reach), 100 * min(1.0, centre + reach)
+
+
+def measure(probabilities: Probabilities, labels: NDArray[np.int64]) -> dict[str, Any]:
+    """Accuracy in percent with its 95 % interval, negative log-likelihood in nats, calibration error in percent."""
+    correct = is_correct(probabilities, labels)
+    own = probabilities[np.arange(len(labels)), labels].astype(np.float64)
+    return {
+        "accuracy": 100 * float(correct.mean()),
+        "interval": list(wilson_interval(int(correct.sum()), len(labels))),
+        "nll": float(-np.log(np.maximum(own, 1e-12)).mean()),
+        "calibration_error": 100 * calibration_error(probabilities, correct),
+    }
+
+
+def calibration_error(probabilities: Probabilities, correct: Correct) -> float:
+    """Expected calibration error: mean gap of confidence and accuracy over equal-width bins, weighted by their size."""
+    confidence = probabilities.max(-1).astype(np.float64)
+    bins = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    gaps = np.bincount(bins, weights=confidence - correct, minlength=CALIBRATION_BINS)
+    return float(np.abs(gaps).sum() / len(correct))
+
+
+def paired_gain(after: Correct, before: Correct) -> dict[str, float]:
+    """Mean of after minus before in points, with its paired 95 % interval.
+
+    Arrays are (images,) or (corruptions, images). The same image under several corruptions is one observation: its
+    differences are averaged first, and the interval is over images.
+    """
+    difference = 100.0 * (np.atleast_2d(after).astype(float) - np.atleast_2d(before)).mean(0)
+    mean = float(difference.mean())
+    error = float(difference.std(ddof=1) / math.sqrt(len(difference))) if len(difference) > 1 else math.inf
+    reach = Z95 * error if math.isfinite(error) else 100.0
+    return {"mean": mean, "low": mean - reach, "high": mean + reach}
+
+
+GAINS = {  # name: (row, minus row)
+    "gain": ("after", "before"),
+    "offset": ("clean_other", "before"),
+    "distribution": ("same_corruption", "clean_other"),
+    "instance": ("after", "same_corruption"),
+    "adaptation": ("after", "clean_other"),
+}
+
+
+def gains(correct: Mapping[str, Correct]) -> dict[str, Any]:
+    """The paired differences of the rows that are there: the gain, and its split where controls were evaluated."""
+    return {
+        name: paired_gain(correct[high], correct[low])
+        for name, (high, low) in GAINS.items()
+        if high in correct and low in correct
+    }
+
+
+def fixed_and_broken(after: Correct, before: Correct) -> dict[str, int]:
+    """How many images adapting put right, and how many it put wrong."""
+    return {"fixed": int((after & ~before).sum()), "broken": int((before & ~after).sum())}

@@ -1,0 +1,197 @@
+"""The network: a pre-activation ResNet with GroupNorm and the heads h, p and q.
+
+Sun et al.'s network is the same ResNet of width 16 with `head="linear"` and `selfsup="rotation"`.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from huggingface_hub import PyTorchModelHubMixin
+from torch import Tensor, nn
+
+from mt3.errors import InputError, one_of
+from mt3.method import SELFSUP
+
+NORM_EPS = 1e-3  # the authors' code
+HEADS = ("mt3", "official", "linear")
+
+
+class Outputs(NamedTuple):
+    """What one forward pass gives; a head that the model does not have gives None."""
+
+    logits: Tensor  # (N, classes), before the softmax
+    projection: Tensor | None  # z, (N, 128)
+    prediction: Tensor | None  # r, (N, 128)
+    rotation: Tensor | None  # (N, 4)
+
+
+class Block(nn.Module):
+    """A pre-activation residual block; the shortcut has no parameters.
+
+    With `activated_shortcut` (the network's first block) the shortcut starts after the first norm and ReLU.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, groups: int, activated_shortcut: bool) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(groups, inputs, eps=NORM_EPS)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1)
+        self.norm2 = nn.GroupNorm(groups, outputs, eps=NORM_EPS)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.activated_shortcut = activated_shortcut
+        self.extra_channels = outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated = F.relu(self.norm1(x))
+        shortcut = activated if self.activated_shortcut else x
+        if self.extra_channels:
+            half = self.extra_channels // 2  # zero channels, half on each side
+            shortcut = F.pad(F.avg_pool2d(shortcut, 2), (0, 0, 0, 0, half, self.extra_channels - half))
+        residual: Tensor = self.conv2(F.relu(self.norm2(self.conv1(activated))))
+        return shortcut + residual
+
+
+def _stage(blocks: int, inputs: int, outputs: int, groups: int, first: bool = False) -> nn.Sequential:
+    """A stage of residual blocks; every stage but the first halves the resolution and doubles the channels."""
+    stride = 1 if first else 2
+    return nn.Sequential(
+        Block(inputs, outputs, stride, groups, activated_shortcut=first),
+        *(Block(outputs, outputs, 1, groups, activated_shortcut=False) for _ in range(blocks - 1)),
+    )
+
+
+def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+
+class MT3Model(
+    nn.Module,
+    PyTorchModelHubMixin,
+    library_name="mt3",
+    tags=["image-classification", "test-time-training", "meta-learning"],
+):
+    """Feature extractor f with the heads h (classes), p (projector) and q (predictor), or a rotation head.
+
+    `model(images)` gives logits; images are uint8 or float in [0, 1], (N, 3, 32, 32). The `adapt_*` arguments do
+    not change the network: they are what `Adapter` does by default with this model.
+    `save_pretrained(directory)` and `MT3Model.from_pretrained(directory)` work without a network.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        depth: int = 26,  # layers, 6n+2
+        width: int = 32,  # filters of the first stage
+        groups: int | None = None,  # of GroupNorm; None: min(16, width / 2)
+        head: str = "mt3",  # "mt3": the paper's, "official": the authors' code, "linear": Sun et al.'s
+        selfsup: str = "byol",  # "byol", "rotation" or "none"
+        hidden: int = 256,  # neurons of the hidden layers of h, p and q
+        projection: int = 128,  # dimensions of z and r
+        adapt_steps: int = 1,
+        adapt_lr: float = 0.1,
+        adapt_views: int = 32,  # K_T: pairs of views for byol, copies for rotation
+        adapt_clip: float | None = 10.0,  # gradient norm; None: no clipping
+        clip_mode: str = "global",  # one norm for all tensors, or each "tensor" its own
+        fresh_views: bool = True,  # new views for every step
+        crop_max: int = 32,  # pixels, upper end of the crop in A
+        classes: list[str] | None = None,  # names, for people
+    ) -> None:
+        super().__init__()
+        if depth < 8 or (depth - 2) % 6:
+            raise InputError(f"Expected a depth of 6n+2 layers (8, 14, 20, 26, ...), got {depth}.")
+        if head not in HEADS:
+            raise InputError(one_of("head", head, HEADS))
+        if selfsup not in SELFSUP:
+            raise InputError(one_of("self-supervised task", selfsup, SELFSUP))
+        if head == "linear" and selfsup == "byol":
+            raise InputError("The byol task shares the hidden layer of h; choose head 'mt3' or 'official'.")
+        groups = groups or max(1, min(16, width // 2))
+        if width < 1 or width % groups:
+            raise InputError(f"Expected a width that {groups} groups divide, got {width}; choose other groups.")
+        if num_classes < 2:
+            raise InputError(f"Expected at least 2 classes, got {num_classes}.")
+        blocks = (depth - 2) // 6
+        self.num_classes, self.selfsup, self.classes = num_classes, selfsup, classes
+        self.adapt_steps, self.adapt_lr, self.adapt_views = adapt_steps, adapt_lr, adapt_views
+        self.adapt_clip, self.clip_mode = adapt_clip, clip_mode
+        self.fresh_views, self.crop_max = fresh_views, crop_max
+
+        self.stem = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.stage1 = _stage(blocks, width, width, groups, first=True)
+        self.stage2 = _stage(blocks, width, 2 * width, groups)
+        self.stage3 = _stage(blocks, 2 * width, 4 * width, groups)
+        self.norm = nn.GroupNorm(groups, 4 * width, eps=NORM_EPS)
+        features = 4 * width
+        # the hidden layer that the classifier shares with the projector
+        self.hidden = None if head == "linear" else nn.Linear(features, hidden, bias=head == "mt3")
+        self.classify = nn.Linear(features if head == "linear" else hidden, num_classes)
+        if selfsup == "byol":
+            self.project = nn.Linear(hidden, projection) if head == "mt3" else _mlp(hidden, hidden, projection)
+            self.predict = _mlp(projection, hidden, projection)
+        if selfsup == "rotation":
+            self.rotate_stage = _stage(blocks, 2 * width, 4 * width, groups)
+            self.rotate_norm = nn.GroupNorm(groups, features, eps=NORM_EPS)
+            self.rotate = nn.Linear(features, 4)
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Glorot-uniform weights, zero biases and plain norms, as the authors' code; drawn from the generator."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.xavier_uniform_(module.weight, generator=generator)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.GroupNorm):
+                nn.init.ones_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, images: Tensor, full: bool = False) -> Tensor | Outputs:
+        """Logits (N, classes); with `full` the outputs of all heads, from one pass."""
+        trunk = self.stage2(self.stage1(self.stem(as_float(images, self.stem.weight.dtype))))
+        features = _pool(self.norm, self.stage3(trunk))
+        shared = features if self.hidden is None else F.relu(self.hidden(features))
+        logits: Tensor = self.classify(shared)
+        if not full:
+            return logits
+        z = self.project(shared) if self.selfsup == "byol" else None
+        r = self.predict(z) if self.selfsup == "byol" else None
+        turns = None
+        if self.selfsup == "rotation":
+            turns = self.rotate(_pool(self.rotate_norm, self.rotate_stage(trunk)))
+        return Outputs(logits, z, r, turns)
+
+    def adapted_names(self) -> tuple[str, ...]:
+        """The parameters that feed the self-supervised loss, and so adapt: for byol all but the class layer."""
+        if self.selfsup == "none":
+            return ()
+        parts = {
+            "byol": ("stem.", "stage1.", "stage2.", "stage3.", "norm.", "hidden.", "project.", "predict."),
+            "rotation": ("stem.", "stage1.", "stage2.", "rotate_stage.", "rotate_norm.", "rotate."),
+        }[self.selfsup]
+        return tuple(name for name, _ in self.named_parameters() if name.startswith(parts))
+
+
+def _pool(norm: nn.GroupNorm, x: Tensor) -> Tensor:
+    pooled: Tensor = F.relu(norm(x)).mean(dim=(2, 3))
+    return pooled
+
+
+def as_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Scale uint8 to [0, 1]; cast floats only."""
+    return images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
+
+
+def refuse_batch_norm(model: nn.Module) -> None:
+    """Raise if the model has batch normalisation: its answer would depend on the batch."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise InputError(
+                f"The model has batch normalisation ({name or type(module).__name__}): with views of a single image "
+                "its statistics are that image's, and its buffers would keep a trace of it; use GroupNorm instead."
+            )
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of trainable values."""
+    return sum(math.prod(p.shape) for p in model.parameters() if p.requires_grad)

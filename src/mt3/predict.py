@@ -1,0 +1,46 @@
+"""Class and probability of single images, before and after adapting."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mt3.adapt import Adapter
+from mt3.model import MT3Model
+
+
+def predict(
+    model: MT3Model,
+    images: Sequence[NDArray[np.uint8]],  # (32, 32, 3) each
+    steps: int | None = None,
+    lr: float | None = None,
+    views: int | None = None,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """One answer per image; `after` is None for a model that has nothing to adapt with."""
+    batch = torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2).contiguous().to(model.stem.weight.device)
+    model.eval()
+    if model.selfsup == "none":
+        with torch.no_grad():
+            return [{"before": _answer(model, logits), "after": None} for logits in model(batch)]
+    compared = Adapter(model, steps, lr, views, seed).compare(batch)
+    return [
+        {
+            "before": _answer(model, compared.before[i]),
+            "after": _answer(model, compared.after[i]),
+            "selfsup_loss_before": compared.loss_before[i].item(),
+            "selfsup_loss_after": compared.loss_after[i].item(),
+            "gradient_norm": compared.grad_norm[i].item(),
+        }
+        for i in range(len(batch))
+    ]
+
+
+def _answer(model: MT3Model, logits: Tensor) -> dict[str, Any]:
+    probabilities = logits.softmax(0)
+    index = int(probabilities.argmax())
+    names = model.classes or [str(i) for i in range(model.num_classes)]
+    return {"class": names[index], "index": index, "probability": probabilities[index].item()}

@@ -1,0 +1,58 @@
+"""The self-supervised losses: what is minimised without labels."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mt3.augment import apply_views, crop_and_flip, draw_views, rotate
+from mt3.model import Outputs
+
+ROTATION_PAD = 4  # pixels, Sun et al.'s standard augmentation
+
+
+class Views(NamedTuple):
+    """Images for the self-supervised loss: all a then all a-tilde for byol, turned copies for rotation."""
+
+    images: Tensor
+    quarters: Tensor | None = None  # the rotations to be recognised, in quarter turns
+
+
+def byol_loss(prediction: Tensor, target: Tensor) -> Tensor:
+    """Mean over the K pairs of L(r, z~) + L(r~, z), with L(a, b) = 2 - 2 cos(a, b).
+
+    Rows are a_1..a_K, a~_1..a~_K in both arguments; each prediction meets the other view's projection. The caller
+    stops the gradient of the target.
+    """
+    a, a_tilde = target.chunk(2)
+    cosine = (F.normalize(prediction, dim=1) * F.normalize(torch.cat([a_tilde, a]), dim=1)).sum(1)
+    return 2 * (2 - 2 * cosine).mean()
+
+
+def rotation_loss(logits: Tensor, quarters: Tensor) -> Tensor:
+    """Cross-entropy of recognising by how many quarter turns each image was rotated."""
+    return F.cross_entropy(logits, quarters)
+
+
+def selfsup_loss(outputs: Outputs, views: Views, target: Tensor | None) -> Tensor:
+    """The loss of the model's task; `target` are the projections that byol compares with."""
+    if views.quarters is not None:
+        assert outputs.rotation is not None
+        return rotation_loss(outputs.rotation, views.quarters)
+    assert outputs.prediction is not None
+    assert target is not None
+    return byol_loss(outputs.prediction, target)
+
+
+def draw_test_views(
+    image: Tensor, task: str, count: int, generator: torch.Generator, crop_max: int
+) -> tuple[Views, Tensor]:
+    """Views of one image (3, H, W) for adapting, and the same views upright for the view-averaged prediction."""
+    if task == "rotation":
+        copies = image.expand(count, -1, -1, -1)
+        upright = crop_and_flip(copies, generator, ROTATION_PAD, flip=True)
+        quarters = torch.randint(4, (count,), generator=generator, device=generator.device).to(image.device)
+        return Views(rotate(upright, quarters), quarters), upright
+    views = apply_views(image.expand(2 * count, -1, -1, -1), draw_views(2 * count, generator), crop_max)
+    return Views(views), views

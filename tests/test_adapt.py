@@ -1,0 +1,334 @@
+"""The inner step and its meta-gradient against hand-written unrolls and finite differences; the Adapter."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import mt3
+import reference
+from mt3.adapt import Adapter, clip_gradients, forward, inner_loop, inner_step
+from mt3.config import make_config
+from mt3.selfsup import Views
+from mt3.train import State, Task, meta_loss
+
+GROUPS = 2
+
+
+def small_model(head: str = "mt3", selfsup: str = "byol", dtype: torch.dtype = torch.float64, **more) -> mt3.MT3Model:
+    model = mt3.MT3Model(
+        3, depth=8, width=4, groups=GROUPS, head=head, selfsup=selfsup, hidden=6, projection=5, **more
+    ).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():  # biases and norms away from their special initial values
+            p.add_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64).to(dtype))
+    return model
+
+
+def small_task(k: int = 2) -> Task:
+    generator = torch.Generator().manual_seed(2)
+    images = torch.rand(3 * k, 3, 8, 8, generator=generator, dtype=torch.float64)
+    return Task(images[:k], torch.tensor([0, 2] * (k // 2)), Views(images[k:]))
+
+
+def meta_gradient(model: mt3.MT3Model, task: Task, **fields) -> dict[str, Tensor]:
+    """The package's gradient of one task's outer loss."""
+    config = make_config("mt3", "digits", "paper", overrides=fields)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.zero_grad()
+    meta_loss(State(model, optimizer, None), task, config, log=False).total.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def by_hand(model: mt3.MT3Model, task: Task, **settings) -> dict[str, Tensor]:
+    theta = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
+    assert task.views is not None
+    loss = reference.outer_loss(theta, task.images, task.labels, task.views.images, groups=GROUPS, **settings)
+    gradients = torch.autograd.grad(loss, list(theta.values()))
+    return dict(zip(theta, gradients, strict=True))
+
+
+def relative_error(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
+    assert got.keys() == want.keys()
+    a, b = (torch.cat([g[n].flatten() for n in want]) for g in (got, want))
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize(
+    ("head", "mode", "inner_target", "outer_target"),
+    [("mt3", "global", "meta", "meta"), ("official", "tensor", "previous", "adapted")],
+)
+def test_meta_gradient_equals_hand_written_unroll(steps, clip, head, mode, inner_target, outer_target):
+    model, task = small_model(head), small_task()
+    got = meta_gradient(
+        model,
+        task,
+        inner_steps=steps,
+        inner_lr=0.2,
+        clip=clip,
+        clip_mode=mode,
+        gamma=0.3,
+        inner_target=inner_target,
+        outer_target=outer_target,
+    )
+    settings = {"steps": steps, "lr": 0.2, "gamma": 0.3, "norm": clip, "mode": mode}
+    want = by_hand(model, task, **settings, inner_target=inner_target, outer_target=outer_target)
+    assert relative_error(got, want) < 1e-9
+    unclipped = by_hand(
+        model, task, **(settings | {"norm": None}), inner_target=inner_target, outer_target=outer_target
+    )
+    bites = relative_error(unclipped, want) > 1e-3
+    assert bites == (clip is not None)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("head", ["mt3", "official"])
+def test_meta_gradient_equals_finite_differences(monkeypatch, steps, clip, head):
+    """Softplus for ReLU, which has kinks, and targets frozen at the unperturbed parameters."""
+
+    def smooth(x: Tensor, inplace: bool = False) -> Tensor:
+        return F.softplus(x)
+
+    monkeypatch.setattr(F, "relu", smooth)
+    model, task = small_model(head), small_task()
+    assert task.views is not None
+    views = task.views.images
+    got = meta_gradient(model, task, inner_steps=steps, inner_lr=0.2, clip=clip, gamma=0.3)
+    theta = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
+    frozen = [reference.network(theta, views, GROUPS, F.softplus)[1].detach()] * (steps + 1)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(3):
+        direction = {n: torch.randn(p.shape, generator=generator, dtype=p.dtype) for n, p in theta.items()}
+
+        def loss_at(h: float, direction=direction) -> float:
+            moved = {n: (p.detach() + h * direction[n]).requires_grad_() for n, p in theta.items()}
+            return reference.outer_loss(
+                moved,
+                task.images,
+                task.labels,
+                views,
+                groups=GROUPS,
+                steps=steps,
+                lr=0.2,
+                gamma=0.3,
+                norm=clip,
+                activation=F.softplus,
+                frozen=frozen,
+            ).item()
+
+        h = 1e-4  # fourth-order central difference
+        slope = (8 * (loss_at(h) - loss_at(-h)) - (loss_at(2 * h) - loss_at(-2 * h))) / (12 * h)
+        want = sum(float((got[n] * direction[n]).sum()) for n in theta)
+        assert slope == pytest.approx(want, rel=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_first_order_matches_its_own_unroll_and_differs_from_second(steps):
+    model, task = small_model(), small_task()
+    settings = {"steps": steps, "lr": 0.2, "gamma": 0.3, "norm": 0.05}
+    fields = {"inner_steps": steps, "inner_lr": 0.2, "clip": 0.05, "gamma": 0.3}
+    first = meta_gradient(model, task, order="first", **fields)
+    assert relative_error(first, by_hand(model, task, first_order=True, **settings)) < 1e-9
+    assert relative_error(first, meta_gradient(model, task, **fields)) > 1e-3
+
+
+@pytest.mark.parametrize("head", ["mt3", "official"])
+def test_only_the_class_layer_gets_no_inner_update(head):
+    model, task = small_model(head), small_task()
+    assert task.views is not None
+    theta = dict(model.named_parameters())
+    inner = inner_loop(model, theta, [task.views], model.adapted_names(), steps=1, lr=0.1)
+    unmoved = {n for n in theta if torch.equal(inner.params[n], theta[n])}
+    assert unmoved == {"classify.weight", "classify.bias"}
+
+
+def test_rotation_adapts_trunk_and_rotation_head_only():
+    model = small_model("linear", "rotation")
+    views = Views(small_task().images, torch.tensor([1, 3]))
+    theta = dict(model.named_parameters())
+    inner = inner_loop(model, theta, [views], model.adapted_names(), steps=2, lr=0.1)
+    moved = {n.split(".")[0] for n in theta if not torch.equal(inner.params[n], theta[n])}
+    assert moved == {"stem", "stage1", "stage2", "rotate_stage", "rotate_norm", "rotate"}
+    unmoved = {n.split(".")[0] for n in theta} - moved
+    assert unmoved == {"stage3", "norm", "classify"}
+
+
+def test_targets_carry_no_gradient():
+    """A target that moved with theta would change the gradient: compare with targets that are constants."""
+    model, task = small_model(), small_task()
+    assert task.views is not None
+    theta = dict(model.named_parameters())
+    z = forward(model, theta, task.views.images).projection
+    assert z is not None
+    constants = [z.detach().clone()] * 2
+    got = meta_gradient(model, task, inner_lr=0.2, clip=None, gamma=0.3)
+    want = by_hand(model, task, steps=1, lr=0.2, gamma=0.3, norm=None, frozen=constants)
+    assert relative_error(got, want) < 1e-9
+
+
+def test_fresh_views_meet_targets_of_the_meta_model():
+    """Two steps on different views, by hand: the second step's targets come from theta on the second views."""
+    model = small_model()
+    generator = torch.Generator().manual_seed(5)
+    sets = [torch.rand(4, 3, 8, 8, generator=generator, dtype=torch.float64) for _ in range(2)]
+    theta = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
+    got = inner_loop(model, theta, [Views(v) for v in sets], model.adapted_names(), steps=2, lr=0.3).params
+    phi = dict(theta)
+    for views in sets:
+        target = reference.network(theta, views, GROUPS, torch.relu)[1].detach()
+        loss = reference.byol(reference.network(phi, views, GROUPS, torch.relu)[2], target)
+        names = [n for n in theta if not n.startswith("classify")]
+        gradients = torch.autograd.grad(loss, [phi[n] for n in names])
+        phi = phi | {n: phi[n] - 0.3 * g for n, g in zip(names, gradients, strict=True)}
+    assert relative_error(got, phi) < 1e-12
+
+
+def test_inner_step_descends_by_lr_times_clipped_gradient():
+    w = torch.tensor([3.0, 4.0], dtype=torch.float64, requires_grad=True)
+    b = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
+    params = {"w": w, "b": b, "other": torch.ones(1)}
+    new, norm = inner_step((w**2).sum() / 2 + 12 * b.sum(), params, ["w", "b"], lr=0.5, clip=6.5)
+    assert norm.item() == pytest.approx(13.0)  # |(3, 4, 12)|
+    np.testing.assert_allclose(new["w"].detach(), [3 - 0.5 * 1.5, 4 - 0.5 * 2.0])
+    np.testing.assert_allclose(new["b"].detach(), [1 - 0.5 * 6.0])
+    assert new["other"] is params["other"]
+
+
+def test_clip_modes():
+    gradients = [torch.tensor([3.0, 4.0]), torch.tensor([12.0]), torch.tensor([0.0])]
+    for_all, total = clip_gradients(gradients, 6.5, "global")
+    assert total.item() == 13.0
+    assert [g.tolist() for g in for_all] == [[1.5, 2.0], [6.0], [0.0]]
+    each, _ = clip_gradients(gradients, 6.0, "tensor")
+    assert [g.tolist() for g in each] == [[3.0, 4.0], [6.0], [0.0]]
+    assert clip_gradients(gradients, None, "global")[0][1] is gradients[1]
+
+
+@pytest.fixture(scope="module")
+def model() -> mt3.MT3Model:
+    torch.manual_seed(0)
+    return mt3.MT3Model(10, depth=8, width=4, groups=2, hidden=16, projection=8, adapt_views=4).eval()
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return torch.randint(0, 256, (5, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+def test_adapter_equals_the_algorithm_by_hand(model, images):
+    """Algorithm 2 with the reference network, on the views that the adapter drew."""
+    adapter = Adapter(model, steps=1, lr=0.3)
+    adapted = next(iter(adapter.adapt(images[:1])))
+    theta = {n: p.detach().double().requires_grad_() for n, p in model.named_parameters()}
+    views = adapted.first_views.images.double()
+    _, z, r = reference.network(theta, views, 2, torch.relu)
+    names = [n for n in theta if not n.startswith("classify")]
+    gradients = torch.autograd.grad(reference.byol(r, z.detach()), [theta[n] for n in names])
+    clipped = reference.clip(list(gradients), 10.0, "global")
+    phi = theta | {n: theta[n] - 0.3 * g for n, g in zip(names, clipped, strict=True)}
+    want = reference.network(phi, images[:1].double() / 255, 2, torch.relu)[0]
+    np.testing.assert_allclose(adapter(images[:1]).numpy(), want.detach().numpy(), atol=1e-4)
+    assert not torch.allclose(adapter(images[:1]), model(images[:1]), atol=1e-3)
+
+
+def test_weights_are_bit_identical_after_adapting_in_every_mode(model, images):
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    plain = Adapter(model)(images)
+    with torch.no_grad():
+        assert torch.equal(Adapter(model)(images), plain)
+    with torch.inference_mode():
+        assert torch.equal(Adapter(model)(images), plain)
+        made_inside = images.float() / 255
+        assert torch.equal(Adapter(model)(made_inside), plain)
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name])
+        assert p.grad is None
+
+
+def test_answer_does_not_depend_on_batch_order_or_dtype(model, images):
+    adapter = Adapter(model)
+    together = adapter(images)
+    assert torch.equal(together, torch.cat([adapter(images[i : i + 1]) for i in range(len(images))]))
+    order = [3, 1, 4, 0, 2]
+    assert torch.equal(adapter(images[order]), together[order])
+    assert torch.equal(adapter(images.float() / 255), together)
+    torch.testing.assert_close(adapter(images.double() / 255), together, atol=1e-4, rtol=0)
+    assert not torch.allclose(Adapter(model, seed=1)(images), together, atol=1e-5)
+
+
+def test_zero_steps_or_zero_rate_change_nothing(model, images):
+    want = model(images).detach()
+    torch.testing.assert_close(Adapter(model, steps=0)(images), want, atol=1e-5, rtol=0)
+    torch.testing.assert_close(Adapter(model, lr=0.0)(images), want, atol=1e-5, rtol=0)
+
+
+def test_compare_agrees_with_its_parts(model, images):
+    adapter = Adapter(model, lr=0.05)
+    c = adapter.compare(images)
+    torch.testing.assert_close(c.before, model(images).detach(), atol=1e-5, rtol=0)
+    assert torch.equal(c.after, adapter(images))
+    assert (c.loss_after < c.loss_before).all()
+    torch.testing.assert_close(c.view_average.sum(1), torch.ones(5))
+    for i, adapted in enumerate(adapter.adapt(images)):
+        views = adapted.first_views.images
+        assert len(views) == 8
+        want = model(views).softmax(1).mean(0)
+        torch.testing.assert_close(c.view_average[i], want.detach(), atol=1e-6, rtol=0)
+        theta = {n: p.detach().requires_grad_() for n, p in model.named_parameters()}
+        _, z, r = reference.network(theta, views, 2, torch.relu)
+        loss = reference.byol(r, z.detach())
+        assert c.loss_before[i].item() == pytest.approx(loss.item(), rel=1e-4)
+        names = model.adapted_names()
+        gradients = torch.autograd.grad(loss, [theta[n] for n in names])
+        norm = torch.cat([g.flatten() for g in gradients]).norm()
+        assert c.grad_norm[i].item() == pytest.approx(norm.item(), rel=1e-3)
+
+
+def test_defaults_come_from_the_model(images):
+    rotation = mt3.MT3Model(
+        10, depth=8, width=4, head="linear", selfsup="rotation", adapt_steps=3, adapt_lr=0.002, adapt_views=5
+    )
+    adapter = Adapter(rotation)
+    assert (adapter.steps, adapter.lr, adapter.views) == (3, 0.002, 5)
+    overridden = Adapter(rotation, steps=1, lr=0.5, views=2)
+    assert (overridden.steps, overridden.lr, overridden.views) == (1, 0.5, 2)
+    adapted = next(iter(adapter.adapt(images[:1])))
+    assert adapted.first_views.images.shape == (5, 3, 32, 32)
+    assert adapter(images[:0]).shape == (0, 10)
+
+
+def test_float64_adapter_agrees_with_float32(model, images):
+    double = mt3.MT3Model(10, depth=8, width=4, groups=2, hidden=16, projection=8, adapt_views=4).double()
+    double.load_state_dict(model.state_dict())
+    torch.testing.assert_close(Adapter(double)(images).float(), Adapter(model)(images), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (torch.zeros(3, 32, 32), r"\(N, 3, 32, 32\), got \(3, 32, 32\)"),
+        (torch.zeros(1, 3, 28, 28), "got .1, 3, 28, 28."),
+        (torch.full((1, 3, 32, 32), 255.0), "in .0, 1., got values from 255"),
+        (torch.full((1, 3, 32, 32), float("nan")), "got values from nan"),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.int64), "got torch.int64"),
+    ],
+)
+def test_bad_images_are_refused(model, bad, message):
+    with pytest.raises(mt3.InputError, match=message):
+        Adapter(model)(bad)
+
+
+def test_bad_adapters_are_refused(model):
+    with pytest.raises(mt3.InputError, match="no self-supervised task"):
+        Adapter(mt3.MT3Model(10, depth=8, width=4, selfsup="none"))
+    with pytest.raises(mt3.InputError, match="views >= 1"):
+        Adapter(model, views=0)
+    with_batch_norm = mt3.MT3Model(10, depth=8, width=4)
+    with_batch_norm.norm = nn.BatchNorm2d(16)  # type: ignore[assignment]
+    with pytest.raises(mt3.InputError, match=r"batch normalisation \(norm\).*use GroupNorm"):
+        Adapter(with_batch_norm)
