@@ -73,7 +73,7 @@ class TestImages:
     def take(self, source: Source, start: int, stop: int) -> NDArray[np.uint8]:
         """Images start..stop-1 (N, 32, 32, 3) under a corruption and severity, or clean."""
         if source != CLEAN and self.corrupted is not None:
-            return np.asarray(self.corrupted.images_of(*source)[start:stop])
+            return np.array(self.corrupted.images_of(*source)[start:stop])  # a copy in memory
         images = self._clean.test_images[start:stop]
         return images if source == CLEAN else corruptions.apply(images, *source, seed=self.seed, first_index=start)
 

@@ -24,7 +24,8 @@ def wilson_interval(hits: int, count: int) -> tuple[float, float]:
     share, z2 = hits / count, Z95**2
     centre = (share + z2 / (2 * count)) / (1 + z2 / count)
     reach = Z95 * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2)) / (1 + z2 / count)
-    return 100 * max(0.0, centre - reach), 100 * min(1.0, centre + reach)
+    low = 0.0 if hits == 0 else max(0.0, centre - reach)
+    return 100 * low, 100 * min(1.0, centre + reach)
 
 
 def measure(probabilities: Probabilities, labels: NDArray[np.int64]) -> dict[str, Any]:

@@ -1,0 +1,202 @@
+"""The command line, run as a user runs it: values, exit codes and one clear sentence for bad input."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mt3
+from mt3.cli import main
+from mt3.data import load_digits
+from mt3.method import METHODS
+
+SMALL = ["--depth", "8", "--width", "4", "--groups", "2", "--hidden", "16", "--projection", "8", "--test-views", "4"]
+
+
+def run(capsys, *words: str | Path) -> tuple[int, str, str]:
+    """Run the command in this process."""
+    code = main([str(w) for w in words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def train_words(method: str, out: Path, steps: int = 3) -> list[str]:
+    sizes = ["--tasks", "2", "--task-size", "4"] if method == "mt3" else ["--task-size", "8"]
+    words = ["train", "--method", method, "--data", "digits", "--preset", "paper", "--out", str(out), "--seed", "3"]
+    return [*words, "--max-steps", str(steps), "--threads", "1", *SMALL, *sizes]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """All five trainings, from the command line."""
+    folder = tmp_path_factory.mktemp("runs")
+    for method in METHODS:
+        assert main(train_words(method, folder / method)) == 0
+    return folder
+
+
+@pytest.fixture
+def picture(tmp_path) -> Path:
+    Image.fromarray(load_digits().test_images[0]).save(tmp_path / "digit.png")
+    return tmp_path / "digit.png"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_train_then_evaluate_then_predict(capsys, runs, tmp_path, picture, method):
+    losses = [json.loads(line) for line in (runs / method / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in losses] == [1, 2, 3]
+    model = mt3.load(runs / method)
+    assert model.selfsup == METHODS[method].selfsup
+    out = tmp_path / "r.json"
+    words = ["--corruptions", "contrast", "fog", "--severity", "5", "--limit", "4", "--out", out, "--workers", "1"]
+    code, text, _ = run(capsys, "evaluate", runs / method, *words, "--steps", "1")
+    assert code == 0
+    result = json.loads(out.read_text())
+    assert result["protocol"]["method"] == method
+    assert result["protocol"]["train_seed"] == 3
+    assert f"{result['average']['before']:.1f}" in text
+    assert (result["average"]["after"] is not None) == (METHODS[method].after is not None)
+    digit = torch.from_numpy(load_digits().test_images[:1]).permute(0, 3, 1, 2)
+    code, text, _ = run(capsys, "predict", runs / method, picture, "--json")
+    assert code == 0
+    (answer,) = json.loads(text)
+    before = model(digit).softmax(1)[0]
+    assert answer["before"]["probability"] == pytest.approx(before.max().item(), abs=1e-5)
+    assert answer["before"]["class"] == str(before.argmax().item())
+    if METHODS[method].after is None:
+        assert answer["after"] is None
+    else:
+        after = mt3.Adapter(model)(digit).softmax(1)[0]
+        assert answer["after"]["probability"] == pytest.approx(after.max().item(), abs=1e-5)
+        assert answer["selfsup_loss_before"] > 0
+
+
+def test_training_losses_are_reproduced(runs, tmp_path):
+    """The same command in a process of its own gives the same weights, bit by bit."""
+    words = train_words("mt3", tmp_path / "again")
+    subprocess.run([sys.executable, "-m", "mt3", *words], check=True, capture_output=True)
+    for name, value in mt3.load(runs / "mt3").state_dict().items():
+        assert torch.equal(mt3.load(tmp_path / "again").state_dict()[name], value)
+
+
+def test_resume_and_init_from_the_command_line(capsys, runs, tmp_path):
+    assert run(capsys, *train_words("mt3", tmp_path / "a", 1))[0] == 0
+    assert run(capsys, *train_words("mt3", tmp_path / "a", 3), "--resume")[0] == 0
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (runs / "mt3" / "model.safetensors").read_bytes()
+    assert run(capsys, *train_words("mt3", tmp_path / "warm", 0), "--init", runs / "jt")[0] == 0
+    warm, joint = (mt3.load(p).state_dict() for p in (tmp_path / "warm", runs / "jt"))
+    assert all(torch.equal(warm[n], joint[n]) for n in warm)
+
+
+def test_predict_says_what_it_converted(capsys, runs, tmp_path):
+    Image.fromarray(np.zeros((40, 64), dtype=np.uint8)).save(tmp_path / "wide.png")
+    code, out, err = run(capsys, "predict", runs / "mt3", tmp_path / "wide.png", "--lr", "0.01")
+    assert code == 0
+    assert "grey repeated in three channels, 64x40 cut to its centre square and scaled to 32x32" in err
+    assert out.startswith(f"{tmp_path / 'wide.png'}: ")
+    assert "after adapting" in out
+
+
+def test_evaluate_reads_a_published_directory(capsys, runs, tmp_path):
+    digits = load_digits()
+    folder = tmp_path / "digits-c"
+    folder.mkdir()
+    for name in ("fog", "snow"):
+        np.save(folder / f"{name}.npy", np.tile(digits.test_images[:3], (5, 1, 1, 1)))
+    np.save(folder / "labels.npy", np.tile(digits.test_labels[:3], 5))
+    words = ["evaluate", runs / "mt3", "--corrupted", folder, "--out", tmp_path / "r.json", "--severity", "1", "5"]
+    assert run(capsys, *words)[0] == 0
+    result = json.loads((tmp_path / "r.json").read_text())
+    # nothing is corrupted here, so every corruption is as the clean images
+    names = [(c["name"], c["severity"]) for c in result["corruptions"]]
+    assert sorted(names) == [("fog", 1), ("fog", 5), ("snow", 1), ("snow", 5)]
+    for entry in result["corruptions"]:
+        assert entry["after"]["nll"] == pytest.approx(result["clean"]["after"]["nll"])
+
+
+def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
+    text = tmp / "words.png"
+    text.write_text("no image")
+    huge = tmp / "huge.png"
+    Image.new("1", (7200, 7000)).save(huge)
+    digits_c = tmp / "c"
+    digits_c.mkdir()
+    np.save(digits_c / "fog.npy", np.zeros((10, 32, 32, 3), dtype=np.uint8))
+    np.save(digits_c / "labels.npy", np.full(10, 77, dtype=np.uint8))
+    train = ["train", "--data", "digits", "--out", tmp / "out"]
+    return [
+        ([], "The following arguments are required: COMMAND"),
+        (["teach"], "invalid choice: 'teach'"),
+        ([*train, "--method", "mt4"], "Unknown method 'mt4': expected one of baseline-sun"),
+        ([*train, "--method", "mt3", "--preset", "fast"], "Unknown preset 'fast': expected one of"),
+        ([*train, "--method", "mt3", "--widht", "8"], "Unknown field 'widht' (did you mean width?)"),
+        ([*train, "--method", "mt3", "--width", "x"], "Expected a whole number for width, got 'x'"),
+        ([*train, "--method", "mt3", "--width"], "Expected a value after --width"),
+        ([*train, "--method", "mt3", "--device", "abacus"], "Device 'abacus' cannot be used"),
+        ([*train, "--method", "mt3", "--seed", "-1"], "--seed"),
+        ([*train, "--method", "mt3", "--init", tmp / "nowhere"], "Expected a run or model directory"),
+        (["train", "--method", "mt3", "--data", "mnist", "--out", tmp / "out"], "Unknown data set 'mnist'"),
+        (["train", "--method", "mt3", "--data", "cifar10", "--data-dir", tmp, "--out", tmp / "out"], "--download"),
+        (["evaluate", runs / "mt3", "--corruptions", "rain"], "Unknown corruption 'rain'"),
+        (["evaluate", runs / "mt3", "--severity", "6"], "Expected severities from 1 to 5, got 6"),
+        (["evaluate", runs / "mt3", "--data", "digits", "--corrupted", digits_c], "label 77 at index 0"),
+        (["evaluate", tmp / "nowhere"], "is not there"),
+        (["evaluate", runs / "mt3", "--bright"], "Unexpected argument '--bright'"),
+        (["predict", runs / "mt3", text], "words.png is not an image that can be read"),
+        (["predict", runs / "mt3", huge], "more than the 50 megapixels"),
+        (["predict", runs / "mt3", tmp / "none.png"], "No such file"),
+        (["predict", runs / "mt3", text, "--lr", "fast"], "invalid float value: 'fast'"),
+    ]
+
+
+def test_bad_input_gets_one_sentence_and_exit_code_2(capsys, runs, tmp_path):
+    for words, expected in bad_inputs(runs, tmp_path):
+        code, out, err = run(capsys, *words)
+        assert code == 2, words
+        assert expected in err, words
+        assert err.startswith("mt3: "), words
+        assert len(err.strip().splitlines()) == 1, err
+        assert "Traceback" not in err
+        assert out == ""
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_divergence_exits_with_2(capsys, tmp_path):
+    words = [w if w != "3" else "9" for w in train_words("baseline", tmp_path / "out", 9)]
+    code, _, err = run(capsys, *words, "--lr", "1e25")
+    assert code == 2
+    assert "not finite at step" in err.splitlines()[-1]
+
+
+def test_help_answers_without_torch():
+    code = (
+        "import sys\nfrom mt3.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as e:\n"
+        "    assert e.code == 0, e.code\nassert 'torch' not in sys.modules\n"
+    )
+    for words in (["--help"], ["train", "--help"], ["evaluate", "--help"], ["--version"]):
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "mt3" in done.stdout
+
+
+def test_import_mt3_is_light_and_complete():
+    code = "import sys, mt3; assert 'torch' not in sys.modules; print(sorted(mt3.__all__)); mt3.corruptions.apply"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Adapter" in done.stdout
+    assert all(getattr(mt3, name) is not None for name in mt3.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'adapter'"):
+        _ = mt3.adapter  # type: ignore[attr-defined]
+
+
+def test_progress_is_plain_when_not_a_terminal(tmp_path):
+    words = [sys.executable, "-m", "mt3", *train_words("baseline", tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    assert "\r" not in done.stderr
+    assert "train baseline: 3/3 steps," in done.stderr
+    assert "steps/s, took" in done.stderr

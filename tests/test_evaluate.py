@@ -1,0 +1,222 @@
+"""Evaluation against predictions made one by one, its controls, its protocol, resuming and refusals."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mt3
+from mt3 import corruptions
+from mt3.adapt import Adapter, image_generator
+from mt3.augment import apply_views, draw_views
+from mt3.data import Dataset, load_digits, open_corrupted
+from mt3.errors import InputError
+from mt3.evaluate import TestImages, _bounds, evaluate
+
+NAMES = ["gaussian_noise", "contrast"]
+
+
+def make_model(selfsup: str = "byol", head: str = "mt3") -> mt3.MT3Model:
+    model = mt3.MT3Model(
+        10, depth=8, width=4, groups=2, hidden=16, projection=8, selfsup=selfsup, head=head, adapt_views=3, adapt_lr=0.5
+    )
+    model.reset_parameters(torch.Generator().manual_seed(0))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_digits()
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory, digits) -> tuple[dict, dict, Path]:
+    out = tmp_path_factory.mktemp("evaluate") / "results.json"
+    got = evaluate(
+        make_model(), TestImages(digits), NAMES, [3, 5], out, limit=6, controls=True, about={"data": "digits"}
+    )
+    with np.load(out.with_suffix(".npz")) as file:
+        return got, dict(file), out
+
+
+def tensor(images: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(images).permute(0, 3, 1, 2)
+
+
+def test_rows_equal_predictions_made_one_by_one(digits, result):
+    _, arrays, _ = result
+    model = make_model()
+    adapter = Adapter(model)
+    clean = digits.test_images[:6]
+    for name in NAMES:
+        for severity in (3, 5):
+            images = tensor(corruptions.apply(clean, name, severity))
+            for i in range(6):
+                own, other = images[i : i + 1], (i + 1) % 6
+                key = f"{name}-{severity}"
+                np.testing.assert_allclose(arrays[f"{key}/before"][i], model(own).softmax(1)[0].detach(), atol=1e-5)
+                np.testing.assert_allclose(arrays[f"{key}/after"][i], adapter(own).softmax(1)[0], atol=1e-5)
+                for row, donor in (("same_corruption", images[other]), ("clean_other", tensor(clean)[other])):
+                    phi = next(iter(adapter.adapt(donor[None]))).params
+                    want = adapter.logits(phi, own).softmax(1)[0]
+                    np.testing.assert_allclose(arrays[f"{key}/{row}"][i], want, atol=1e-5)
+                average = adapter.compare(own).view_average[0]
+                np.testing.assert_allclose(arrays[f"{key}/view_average"][i], average, atol=1e-5)
+    np.testing.assert_array_equal(arrays["labels"], digits.test_labels[:6])
+
+
+def test_numbers_follow_from_the_probabilities(result):
+    got, arrays, out = result
+    assert json.loads(out.read_text()) == got
+    labels = arrays["labels"]
+    rows = ("before", "after", "view_average", "clean_other", "same_corruption")
+    hits = {row: [] for row in rows}
+    for entry in got["corruptions"]:
+        key = f"{entry['name']}-{entry['severity']}"
+        correct = {row: arrays[f"{key}/{row}"].argmax(1) == labels for row in rows}
+        for row in rows:
+            assert entry[row]["accuracy"] == pytest.approx(100 * correct[row].mean())
+            own = arrays[f"{key}/{row}"][np.arange(6), labels]
+            assert entry[row]["nll"] == pytest.approx(-np.log(own).mean(), rel=1e-5)
+            hits[row].append(correct[row])
+        assert entry["fixed"] == (correct["after"] & ~correct["before"]).sum()
+        assert entry["broken"] == (correct["before"] & ~correct["after"]).sum()
+    assert [(e["name"], e["severity"]) for e in got["corruptions"]] == [(n, s) for s in (3, 5) for n in NAMES]
+    for row in rows:
+        assert got["average"][row] == pytest.approx(100 * np.mean(hits[row]))
+    assert got["gain"]["mean"] == pytest.approx(got["average"]["after"] - got["average"]["before"])
+    assert got["adaptation"]["mean"] == pytest.approx(got["average"]["after"] - got["average"]["clean_other"])
+    assert got["clean"]["before"]["accuracy"] == pytest.approx(
+        100 * np.mean(arrays["clean-0/before"].argmax(1) == labels)
+    )
+
+
+def test_protocol_is_whole(result):
+    protocol = result[0]["protocol"]
+    want = {
+        "data": "digits",
+        "split": "test",
+        "corruptions": NAMES,
+        "severities": [3, 5],
+        "images": 6,
+        "steps": 1,
+        "lr": 0.5,
+        "views": 3,
+        "seed": 0,
+        "controls": True,
+        "clean": True,
+    }
+    assert {k: protocol[k] for k in want} == want
+    assert protocol["source"]["kind"] == "generated"
+    assert set(protocol["versions"]) == {"mt3", "torch", "numpy", "python"}
+    assert len(protocol["model_hash"]) == 32
+
+
+def test_workers_change_nothing_but_rounding(tmp_path, digits, result):
+    evaluate(make_model(), TestImages(digits), NAMES, [3, 5], tmp_path / "r.json", limit=6, controls=True, workers=2)
+    with np.load(tmp_path / "r.npz") as file:
+        assert set(file.files) == set(result[1])
+        for name in file.files:
+            np.testing.assert_allclose(file[name], result[1][name], atol=1e-4)
+
+
+def test_interrupted_evaluation_resumes(tmp_path, digits, monkeypatch):
+    import mt3.evaluate as module
+
+    arguments = (make_model(), TestImages(digits), NAMES, [5])
+    evaluate(*arguments, tmp_path / "whole.json", limit=60, views=1)
+    original, calls = module._predict_piece, []
+
+    def counted(job, source, start, stop):
+        calls.append((source, start))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return original(job, source, start, stop)
+
+    monkeypatch.setattr(module, "_predict_piece", counted)
+    out = tmp_path / "cut.json"
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(*arguments, out, limit=60, views=1)
+    assert not out.exists()
+    assert len(list((tmp_path / "cut.json.partial").glob("0*.npz"))) == 3
+    evaluate(*arguments, out, limit=60, views=1)
+    assert len(calls) == 4 + 3  # two pieces of three sources: six, one of them tried twice
+    assert len(set(calls)) == 6
+    assert out.read_bytes() == (tmp_path / "whole.json").read_bytes()
+    assert not (tmp_path / "cut.json.partial").exists()
+    evaluate(*arguments, out, limit=60, views=1)
+    assert len(calls) == 7  # finished: no work
+
+
+def test_other_protocols_are_not_mixed(tmp_path, digits):
+    out = tmp_path / "r.json"
+    evaluate(make_model(), TestImages(digits), ["contrast"], [5], out, limit=2)
+    before = out.read_bytes()
+    with pytest.raises(InputError, match=r"another protocol \(images, seed differ\)"):
+        evaluate(make_model(), TestImages(digits), ["contrast"], [5], out, limit=3, seed=1)
+    assert out.read_bytes() == before
+
+
+def test_published_layout_gives_the_same_as_generated(tmp_path, digits, result):
+    folder = tmp_path / "digits-c"
+    folder.mkdir()
+    for name in NAMES:
+        parts = [corruptions.apply(digits.test_images[:6], name, severity) for severity in range(1, 6)]
+        np.save(folder / f"{name}.npy", np.concatenate(parts))
+    np.save(folder / "labels.npy", np.tile(digits.test_labels[:6], 5).astype(np.uint8))
+    corrupted = open_corrupted(folder, "digits")
+    got = evaluate(
+        make_model(), TestImages(digits, corrupted), NAMES, [3, 5], tmp_path / "r.json", limit=6, controls=True
+    )
+    assert got["protocol"]["source"] == {"kind": "directory", "name": "digits-c"}
+    for key in ("average", "gain", "adaptation", "corruptions", "clean"):
+        assert got[key] == result[0][key]
+    alone = evaluate(make_model(), TestImages(None, corrupted), NAMES, [3, 5], tmp_path / "alone.json", limit=6)
+    assert alone["clean"] is None
+    assert alone["average"]["after"] == got["average"]["after"]
+    with pytest.raises(InputError, match="clean test images"):
+        evaluate(make_model(), TestImages(None, corrupted), NAMES, [5], tmp_path / "x.json", controls=True)
+    shuffled = Dataset(
+        "digits", digits.train_images, digits.train_labels, digits.test_images, digits.test_labels[::-1], digits.classes
+    )
+    with pytest.raises(InputError, match="are not those of digits's test split"):
+        TestImages(shuffled, corrupted)
+
+
+def test_a_model_that_cannot_adapt_has_no_after(tmp_path, digits):
+    model = make_model("none")
+    got = evaluate(model, TestImages(digits), ["contrast"], [5], tmp_path / "r.json", limit=3)
+    assert got["average"]["after"] is None
+    assert set(got["average"]) == {"before", "after", "view_average"}
+    with np.load(tmp_path / "r.npz") as file:
+        image = tensor(corruptions.apply(digits.test_images[:1], "contrast", 5))
+        draws = draw_views(6, image_generator(image[0], 0))
+        want = model(apply_views((image.float() / 255).expand(6, -1, -1, -1), draws)).softmax(1).mean(0)
+        np.testing.assert_allclose(file["contrast-5/view_average"][0], want.detach(), atol=1e-6)
+    with pytest.raises(InputError, match="nothing to adapt with; drop --controls"):
+        evaluate(model, TestImages(digits), ["contrast"], [5], tmp_path / "x.json", controls=True)
+
+
+def test_rotation_model_is_evaluated(tmp_path, digits):
+    model = make_model("rotation", "linear")
+    got = evaluate(model, TestImages(digits), ["contrast"], [5], tmp_path / "r.json", limit=2, steps=2)
+    assert got["protocol"]["steps"] == 2
+    image = tensor(corruptions.apply(digits.test_images[:1], "contrast", 5))
+    with np.load(tmp_path / "r.npz") as file:
+        np.testing.assert_allclose(file["contrast-5/after"][0], Adapter(model, steps=2)(image).softmax(1)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(1, [1]), (50, [50]), (51, [26, 25]), (101, [34, 33, 34])])
+def test_pieces_are_even(count, sizes):
+    assert [stop - start for start, stop in _bounds(count)] == sizes
+
+
+def test_limits_are_checked(tmp_path, digits):
+    with pytest.raises(InputError, match="at least 2 images"):
+        evaluate(make_model(), TestImages(digits), ["contrast"], [5], tmp_path / "x.json", limit=1, controls=True)
+    with pytest.raises(InputError, match="at least one image"):
+        evaluate(make_model(), TestImages(digits), ["contrast"], [5], tmp_path / "x.json", limit=0)
+    with pytest.raises(InputError, match="neither"):
+        TestImages(None)

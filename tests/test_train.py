@@ -1,0 +1,402 @@
+"""Training: the losses by hand, determinism, resuming to the bit, damage, divergence and warm start."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import mt3
+import reference
+from mt3.checkpoint import load_checkpoint, save_checkpoint, tensors_hash
+from mt3.config import Config, make_config
+from mt3.data import Dataset, load_digits
+from mt3.errors import InputError
+from mt3.method import METHODS
+from mt3.selfsup import Views
+from mt3.train import (
+    State,
+    Task,
+    apply_gradient,
+    draw_step,
+    draw_task,
+    ema_momentum,
+    gradient_of_step,
+    joint_loss,
+    lr_factor,
+    make_state,
+    train,
+    warm_start,
+)
+
+SMALL = {"depth": 8, "width": 4, "groups": 2, "hidden": 8, "projection": 6, "log_every": 1, "epochs": 50}
+
+
+def small_config(method: str = "mt3", seed: int = 0, **fields) -> Config:
+    size = {"tasks": 2, "task_size": 4} if method == "mt3" else {"task_size": 16}
+    return make_config(method, "digits", "paper", seed, SMALL | size | fields)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_digits()
+
+
+def weights(run: Path) -> str:
+    return tensors_hash(mt3.load(run).state_dict())
+
+
+def metrics(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_joint_loss_by_hand(digits):
+    config = small_config("jt", ema_start="random")
+    state = make_state(config, digits, torch.device("cpu"))
+    images = torch.from_numpy(digits.train_images[:4]).permute(0, 3, 1, 2)
+    task = draw_task(images, torch.from_numpy(digits.train_labels[:4]), config, torch.Generator().manual_seed(0))
+    assert task.views is not None
+    assert state.ema is not None
+    loss = joint_loss(state, task, config, log=True)
+    online = dict(state.model.named_parameters())
+    logits = reference.network(online, task.images, 2, torch.relu)[0]
+    r = reference.network(online, task.views.images, 2, torch.relu)[2]
+    z = reference.network(state.ema, task.views.images, 2, torch.relu)[1]
+    want = F.cross_entropy(logits, task.labels) + 0.1 * reference.byol(r, z)
+    assert loss.total.item() == pytest.approx(want.item(), rel=1e-5)
+    assert not torch.equal(state.ema["stem.weight"], online["stem.weight"])
+
+
+def test_moving_average_follows_the_online_weights(digits):
+    config = small_config("jt", ema_momentum=0.9)
+    state = make_state(config, digits, torch.device("cpu"))
+    assert state.ema is not None
+    before = state.ema["stem.weight"].clone()
+    torch.testing.assert_close(before, state.model.stem.weight.detach())
+    images = torch.from_numpy(digits.train_images).permute(0, 3, 1, 2)
+    gradient_of_step(state, images, torch.from_numpy(digits.train_labels), config, 0, 10, log=True)
+    apply_gradient(state, config, 0, 100, 10)
+    want = 0.9 * before + 0.1 * state.model.stem.weight.detach()
+    torch.testing.assert_close(state.ema["stem.weight"], want)
+
+
+def test_rotation_training_turns_every_image_by_all_angles(digits):
+    config = small_config("jt-rotation")
+    images = torch.from_numpy(digits.train_images[:3]).permute(0, 3, 1, 2)
+    task = draw_task(images, torch.from_numpy(digits.train_labels[:3]), config, torch.Generator().manual_seed(0))
+    assert task.views is not None
+    assert task.views.quarters is not None
+    assert task.views.quarters.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    for i, quarter in enumerate(task.views.quarters.tolist()):
+        assert torch.equal(task.views.images[i], torch.rot90(task.images[i % 3], quarter, (1, 2)))
+    state = make_state(config, digits, torch.device("cpu"))
+    loss = joint_loss(state, task, config, log=True)
+    outputs = state.model(task.views.images, full=True)
+    want = F.cross_entropy(state.model(task.images), task.labels) + F.cross_entropy(
+        outputs.rotation, task.views.quarters
+    )
+    assert loss.total.item() == pytest.approx(want.item(), rel=1e-5)
+
+
+def test_b_is_shared_within_a_task_and_differs_between_tasks(digits):
+    """A flat grey picture shows B's brightness; its views and x must show the same one."""
+    config = small_config(pad=0, tasks=8, task_size=8)
+    grey = torch.full((64, 3, 32, 32), 128, dtype=torch.uint8)
+    labels = torch.zeros(64, dtype=torch.int64)
+    still = {"JITTER_SHARE": -1.0, "GREY_SHARE": -1.0, "NOISE_STD": 0.0}
+    shifts = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in still.items():
+            patch.setattr(f"mt3.augment.{name}", value)
+        for _, task in draw_step(grey, labels, config, 0, 1):
+            assert task.views is not None
+            everything = torch.cat([task.images, task.views.images])
+            assert everything.shape == (24, 3, 32, 32)
+            shift = everything[0, 0, 0, 0].item() - 128 / 255
+            torch.testing.assert_close(everything, torch.full_like(everything, 128 / 255 + shift), atol=1e-6, rtol=0)
+            shifts.append(shift)
+    assert len({round(s, 6) for s in shifts}) == 8
+    assert max(map(abs, shifts)) <= 0.2
+
+
+def test_an_epoch_sees_every_image_once(digits):
+    config = small_config(tasks=4, task_size=8)
+    images = torch.zeros(96, 3, 32, 32, dtype=torch.uint8)
+    labels = torch.arange(96)
+    for epoch in (0, 1):
+        seen = [t.labels for step in range(3) for _, t in draw_step(images, labels, config, 3 * epoch + step, 3)]
+        assert sorted(torch.cat(seen).tolist()) == list(range(96))
+    orders = [next(draw_step(images, labels, config, step, 3))[1].labels.tolist() for step in (0, 3)]
+    assert orders[0] != orders[1]
+
+
+def test_single_image_tasks(digits):
+    config = small_config(single_image=True, tasks=4, task_size=8)
+    images = torch.from_numpy(digits.train_images[:16]).permute(0, 3, 1, 2)
+    for _, task in draw_step(images, torch.arange(16), config, 0, 4):
+        assert len(set(task.labels.tolist())) == 1
+        assert task.images.shape[0] == 8
+
+
+def test_learning_rate_schedules():
+    cosine = small_config(schedule="cosine", final_lr=0.1)
+    assert [round(lr_factor(cosine, s, 100, 10), 6) for s in (0, 50, 100)] == [1.0, 0.55, 0.1]
+    step = small_config("baseline", schedule="step", milestones="2,5")
+    assert [lr_factor(step, s, 100, 10) for s in (0, 19, 20, 49, 50)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+    assert lr_factor(small_config(), 77, 100, 10) == 1.0
+    rising = small_config("jt", ema_schedule="cosine")
+    assert ema_momentum(rising, 0, 100) == pytest.approx(0.996)
+    assert ema_momentum(rising, 50, 100) == pytest.approx(0.998)
+    assert ema_momentum(rising, 100, 100) == pytest.approx(1.0)
+
+
+def test_sgd_step_with_clip_decay_and_momentum_by_hand(digits):
+    config = small_config(lr=0.5, momentum=0.9, weight_decay=0.01, clip=0.5)
+    state = make_state(config, digits, torch.device("cpu"))
+    theta = {n: p.detach().clone() for n, p in state.model.named_parameters()}
+    velocity = {n: torch.zeros_like(p) for n, p in theta.items()}
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        gradient = {n: torch.randn(p.shape, generator=generator) for n, p in theta.items()}
+        for name, p in state.model.named_parameters():
+            p.grad = gradient[name].clone()
+        apply_gradient(state, config, step, 100, 10)
+        norm = math.sqrt(sum(float((g**2).sum()) for g in gradient.values()))
+        for name in theta:
+            g = gradient[name] * (0.5 / norm) + 0.01 * theta[name]
+            velocity[name] = 0.9 * velocity[name] + g
+            theta[name] = theta[name] - 0.5 * velocity[name]
+    for name, p in state.model.named_parameters():
+        torch.testing.assert_close(p.detach(), theta[name])
+
+
+def test_only_meta_training_is_clipped(digits):
+    state = make_state(small_config("jt"), digits, torch.device("cpu"))
+    for p in state.model.parameters():
+        p.grad = torch.full_like(p, 3.0)
+    apply_gradient(state, small_config("jt", weight_decay=0.0, clip=1.0), 0, 10, 10)
+    buffer = state.optimizer.state[state.model.stem.weight]["momentum_buffer"]
+    # weight decay of the optimizer aside, the gradient is as it was
+    torch.testing.assert_close(buffer, torch.full_like(buffer, 3.0), atol=1e-4, rtol=0)
+
+
+def test_memory_of_a_step_does_not_hold_all_tasks(digits):
+    """The gradient of T tasks is the mean of theirs, accumulated one by one."""
+    config = small_config(tasks=3)
+    images = torch.from_numpy(digits.train_images).permute(0, 3, 1, 2)
+    labels = torch.from_numpy(digits.train_labels)
+    state = make_state(config, digits, torch.device("cpu"))
+    gradient_of_step(state, images, labels, config, 5, 40, log=False)
+    together = {n: p.grad.clone() for n, p in state.model.named_parameters() if p.grad is not None}
+    from mt3.train import meta_loss
+
+    single = []
+    for _, task in draw_step(images, labels, config, 5, 40):
+        state.model.zero_grad()
+        meta_loss(state, task, config, log=False).total.backward()
+        single.append({n: p.grad.clone() for n, p in state.model.named_parameters() if p.grad is not None})
+    for name in together:
+        torch.testing.assert_close(together[name], sum(s[name] for s in single) / 3, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_run_is_bit_identical(tmp_path, digits, method):
+    config = small_config(method, checkpoint_every=2)
+    train(config, digits, tmp_path / "whole", max_steps=5)
+    for stop in (1, 2, 4):
+        out = tmp_path / f"cut{stop}"
+        train(config, digits, out, max_steps=stop)
+        train(config, digits, out, max_steps=5, resume=True)
+        assert weights(out) == weights(tmp_path / "whole")
+        assert (out / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing of the loop's own handling runs on it."""
+
+
+@pytest.mark.parametrize("kill_at", [0, 1, 3, 6])
+def test_killed_run_is_bit_identical_after_resuming(tmp_path, digits, monkeypatch, kill_at):
+    config = small_config(checkpoint_every=2)
+    train(config, digits, tmp_path / "whole", max_steps=7)
+    original = gradient_of_step
+
+    def dying(state, images, labels, config, step, *rest):
+        if step == kill_at:
+            raise Killed
+        return original(state, images, labels, config, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mt3.train.gradient_of_step", dying)
+        with pytest.raises(Killed):
+            train(config, digits, tmp_path / "cut", max_steps=7)
+    with pytest.raises(InputError, match="the run is not finished, continue it with --resume"):
+        mt3.load(tmp_path / "cut")
+    train(config, digits, tmp_path / "cut", max_steps=7, resume=True)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+    whole, cut = (metrics(tmp_path / name) for name in ("whole", "cut"))
+    assert whole == cut
+
+
+def test_interrupt_keeps_the_steps_done(tmp_path, digits, monkeypatch):
+    config = small_config(checkpoint_every=100)
+    original = gradient_of_step
+
+    def interrupted(state, images, labels, config, step, *rest):
+        if step == 3:
+            raise KeyboardInterrupt
+        return original(state, images, labels, config, step, *rest)
+
+    monkeypatch.setattr("mt3.train.gradient_of_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, digits, tmp_path, max_steps=9)
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    assert found[0] == 3
+
+
+@pytest.mark.parametrize("damage", ["half", "flip", "empty"])
+def test_damaged_checkpoint_is_refused_and_the_previous_used(tmp_path, digits, capsys, damage):
+    config = small_config(checkpoint_every=2)
+    train(config, digits, tmp_path / "whole", max_steps=6)
+    train(config, digits, tmp_path / "cut", max_steps=4)
+    newest = tmp_path / "cut" / "checkpoints" / "step-00000004.safetensors"
+    content = bytearray(newest.read_bytes())
+    if damage == "flip":
+        content[-5] ^= 64
+    newest.write_bytes(content if damage == "flip" else content[: len(content) // 2] if damage == "half" else b"")
+    found = load_checkpoint(tmp_path / "cut")
+    assert found is not None
+    assert found[0] == 2
+    assert "step-00000004.safetensors is damaged" in capsys.readouterr().err
+    train(config, digits, tmp_path / "cut", max_steps=6, resume=True)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+def test_only_the_newest_two_checkpoints_are_kept(tmp_path):
+    for step in (1, 2, 3, 4):
+        save_checkpoint(tmp_path, step, {"a": torch.tensor([step])}, 0.5)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
+        "step-00000003.safetensors",
+        "step-00000004.safetensors",
+    ]
+    assert load_checkpoint(tmp_path / "nowhere") is None
+
+
+def test_divergence_names_the_step_and_keeps_the_last_good_checkpoint(tmp_path, digits, monkeypatch):
+    config = small_config(checkpoint_every=2)
+    original = gradient_of_step
+
+    def diverging(state, images, labels, config, step, *rest):
+        if step == 4:
+            with torch.no_grad():
+                state.model.stem.weight.fill_(float("nan"))
+        return original(state, images, labels, config, step, *rest)
+
+    monkeypatch.setattr("mt3.train.gradient_of_step", diverging)
+    with pytest.raises(InputError, match=r"not finite at step 5 .*last good checkpoint, step 4, stays"):
+        train(config, digits, tmp_path, max_steps=9)
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    assert found[0] == 4
+    assert all(torch.isfinite(t).all() for t in found[1].values())
+
+
+def test_huge_learning_rate_diverges_with_a_sentence(tmp_path, digits):
+    config = small_config("baseline", lr=1e25, weight_decay=0.0)
+    with pytest.raises(InputError, match="not finite at step"):
+        train(config, digits, tmp_path, max_steps=9)
+
+
+def test_a_run_is_not_overwritten_nor_resumed_with_other_settings(tmp_path, digits):
+    train(small_config(), digits, tmp_path, max_steps=1)
+    with pytest.raises(InputError, match="already holds a run; pass --resume"):
+        train(small_config(), digits, tmp_path, max_steps=1)
+    with pytest.raises(InputError, match=r"other settings \(inner_lr differ: inner_lr=0.1\)"):
+        train(small_config(inner_lr=0.2), digits, tmp_path, max_steps=2, resume=True)
+    train(small_config(log_every=5), digits, tmp_path, max_steps=2, resume=True)
+
+
+def test_too_few_images_are_refused(tmp_path, digits):
+    with pytest.raises(InputError, match="A step needs 4000 images, but digits has 1297"):
+        train(small_config(tasks=1000), digits, tmp_path)
+
+
+def test_warm_start_takes_what_fits(tmp_path, digits):
+    train(small_config("baseline"), digits, tmp_path / "baseline", max_steps=2)
+    source = mt3.load(tmp_path / "baseline")
+    state = make_state(small_config(seed=1), digits, torch.device("cpu"), tmp_path / "baseline")
+    fresh = make_state(small_config(seed=1), digits, torch.device("cpu"))
+    own, given, random = (m.state_dict() for m in (state.model, source, fresh.model))
+    for name in own:
+        assert torch.equal(own[name], given[name] if name in given else random[name]), name
+    with pytest.raises(InputError, match="give both the same"):
+        warm_start(mt3.MT3Model(10, depth=8, width=8), source, "source")
+    with pytest.raises(InputError, match="give both the same"):
+        warm_start(mt3.MT3Model(10, depth=8, width=4), mt3.MT3Model(10, depth=14, width=4), "deeper")
+
+
+def test_warm_start_survives_a_kill_before_the_first_checkpoint(tmp_path, digits):
+    train(small_config("baseline"), digits, tmp_path / "start", max_steps=2)
+    train(small_config(), digits, tmp_path / "whole", max_steps=2, init=tmp_path / "start")
+    train(small_config(), digits, tmp_path / "cut", max_steps=0, init=tmp_path / "start")
+    train(small_config(), digits, tmp_path / "cut", max_steps=2, resume=True)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+def test_metrics_say_what_was_trained(tmp_path, digits):
+    train(small_config(log_every=2), digits, tmp_path / "mt3", max_steps=4)
+    lines = metrics(tmp_path / "mt3")
+    assert [line["step"] for line in lines] == [2, 4]
+    for line in lines:
+        assert line["loss"] == pytest.approx(line["ce"] + 0.1 * line["selfsup"], rel=1e-5)
+        assert 0 <= line["accuracy_before"] <= 1
+        assert 0 <= line["accuracy_after"] <= 1
+        assert line["inner_loss"] > 0
+        assert line["lr"] == 0.01
+    run = json.loads((tmp_path / "mt3" / "run.json").read_text())
+    assert (run["step"], run["config"]["log_every"]) == (4, 2)
+
+
+def test_training_learns(tmp_path):
+    """Two classes, red and blue: cross-entropy and joint training bring the loss down from chance."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(128) % 2
+    images = rng.integers(0, 128, (128, 32, 32, 3), dtype=np.uint8)
+    images[labels == 0, ..., 0] += 100
+    images[labels == 1, ..., 2] += 100
+    colours = Dataset("colours", images, labels, images, labels, ("red", "blue"))
+    for method, steps in (("baseline", 30), ("jt", 30)):
+        train(
+            small_config(method, lr=0.1, weight_decay=0.0, width=8, groups=4, hidden=16),
+            colours,
+            tmp_path / method,
+            max_steps=steps,
+        )
+        losses = [line["ce"] for line in metrics(tmp_path / method)]
+        assert np.mean(losses[:2]) > 0.5, method
+        assert np.mean(losses[-5:]) < 0.2, method
+
+
+def test_seeds_differ_and_repeat(tmp_path, digits):
+    train(small_config(), digits, tmp_path / "b", max_steps=2)
+    train(small_config(), digits, tmp_path / "c", max_steps=2)
+    train(small_config(seed=1), digits, tmp_path / "d", max_steps=2)
+    assert weights(tmp_path / "b") == weights(tmp_path / "c") != weights(tmp_path / "d")
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path, digits):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train(small_config(), digits, tmp_path, max_steps=2, tensorboard=True)
+    log = events.EventAccumulator(str(tmp_path / "tensorboard"))
+    log.Reload()
+    assert [e.value for e in log.Scalars("loss")] == pytest.approx([m["loss"] for m in metrics(tmp_path)], rel=1e-6)
+
+
+def test_state_and_task_are_plain():
+    task = Task(torch.zeros(1, 3, 32, 32), torch.zeros(1), Views(torch.zeros(2, 3, 32, 32)))
+    assert task.views is not None
+    assert State.__dataclass_fields__.keys() == {"model", "optimizer", "ema"}
