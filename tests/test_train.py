@@ -133,12 +133,17 @@ def test_an_epoch_sees_every_image_once(digits):
     assert orders[0] != orders[1]
 
 
-def test_single_image_tasks(digits):
-    config = small_config(single_image=True, tasks=4, task_size=8)
+@pytest.mark.parametrize("different", [1, 2, 8])
+def test_tasks_of_few_images(digits, different):
+    config = small_config(task_images=different, tasks=2, task_size=8)
     images = torch.from_numpy(digits.train_images[:16]).permute(0, 3, 1, 2)
-    for _, task in draw_step(images, torch.arange(16), config, 0, 4):
-        assert len(set(task.labels.tolist())) == 1
+    seen = []
+    for _, task in draw_step(images, torch.arange(16), config, 0, 16 // (2 * different)):
         assert task.images.shape[0] == 8
+        own = sorted(set(task.labels.tolist()))
+        assert sorted(task.labels.tolist()) == sorted(own * (8 // different))
+        seen += own
+    assert len(seen) == len(set(seen)) == 2 * different
 
 
 def test_learning_rate_schedules():

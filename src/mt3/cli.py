@@ -152,7 +152,7 @@ def _set_up(args: argparse.Namespace) -> Any:
 
 
 def _workers(args: argparse.Namespace, device: Any) -> int:
-    if args.workers is not None:
+    if getattr(args, "workers", None) is not None:
         return int(args.workers)
     return 1 if device.type != "cpu" or args.threads else len(os.sched_getaffinity(0))
 
@@ -281,7 +281,8 @@ def _predict(args: argparse.Namespace, extra: Sequence[str]) -> None:
 def _demo(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.demo import run_demo
 
-    print(run_demo(args.out, args.seed, _set_up(args)))
+    device = _set_up(args)
+    print(run_demo(args.out, args.seed, device, _workers(args, device)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

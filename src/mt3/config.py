@@ -51,7 +51,7 @@ class Config:
     epochs: float = 200.0  # passes over the training images; a fraction is allowed
     tasks: int = 4  # T, the tasks of a meta-batch; 1 for ce and joint
     task_size: int = 8  # K, images of a task; the batch size for ce and joint
-    single_image: bool = False  # each task is K crops and pairs of views of one image, as at test time
+    task_images: int | None = None  # different images in a task, which repeats them up to K; none: K
     lr: float = 0.01  # beta, the (meta-)learning rate
     momentum: float = 0.9  # of SGD
     weight_decay: float = 1.5e-6  # L2, added to the gradient after clipping
@@ -108,6 +108,8 @@ class Config:
         for name in ("clip", "test_clip"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise InputError(f"Expected {name} to be a norm above 0 or none, got {getattr(self, name)}.")
+        if self.task_images is not None and (self.task_images < 1 or self.task_size % self.task_images):
+            raise InputError(f"Expected task_images to divide task_size {self.task_size}, got {self.task_images}.")
         if not 20 <= self.crop_max <= 32:
             raise InputError(f"Expected crop_max between 20 and 32 pixels, got {self.crop_max}.")
         if self.training != "meta" and self.tasks != 1:

@@ -81,7 +81,7 @@ def draw_examples(
     clean: NDArray[np.uint8],
     corrupted: NDArray[np.uint8],
     names: Sequence[str],
-    texts: Sequence[tuple[str, bool, str, bool]],
+    texts: Sequence[Sequence[str | bool]],
     truth: Sequence[str],
 ) -> None:
     """A figure of images, their corrupted versions and the prediction before and after.

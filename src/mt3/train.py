@@ -175,7 +175,7 @@ def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def images_per_task(config: Config) -> int:
     """How many different images a task is made of."""
-    return 1 if config.single_image else config.task_size
+    return config.task_images or config.task_size
 
 
 def draw_step(
