@@ -53,7 +53,7 @@ def by_hand(model: mt3.MT3Model, task: Task, **settings) -> dict[str, Tensor]:
 def relative_error(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
     assert got.keys() == want.keys()
     a, b = (torch.cat([g[n].flatten() for n in want]) for g in (got, want))
-    return float((a - b).norm() / b.norm())
+    return ((a - b).norm() / b.norm()).item()
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -142,7 +142,7 @@ def test_only_the_class_layer_gets_no_inner_update(head):
     model, task = small_model(head), small_task()
     assert task.views is not None
     theta = dict(model.named_parameters())
-    inner = inner_loop(model, theta, [task.views], model.adapted_names(), steps=1, lr=0.1)
+    inner = inner_loop(model, theta, lambda step: task.views, model.adapted_names(), steps=1, lr=0.1)
     unmoved = {n for n in theta if torch.equal(inner.params[n], theta[n])}
     assert unmoved == {"classify.weight", "classify.bias"}
 
@@ -151,7 +151,7 @@ def test_rotation_adapts_trunk_and_rotation_head_only():
     model = small_model("linear", "rotation")
     views = Views(small_task().images, torch.tensor([1, 3]))
     theta = dict(model.named_parameters())
-    inner = inner_loop(model, theta, [views], model.adapted_names(), steps=2, lr=0.1)
+    inner = inner_loop(model, theta, lambda step: views, model.adapted_names(), steps=2, lr=0.1)
     moved = {n.split(".")[0] for n in theta if not torch.equal(inner.params[n], theta[n])}
     assert moved == {"stem", "stage1", "stage2", "rotate_stage", "rotate_norm", "rotate"}
     unmoved = {n.split(".")[0] for n in theta} - moved
@@ -177,7 +177,7 @@ def test_fresh_views_meet_targets_of_the_meta_model():
     generator = torch.Generator().manual_seed(5)
     sets = [torch.rand(4, 3, 8, 8, generator=generator, dtype=torch.float64) for _ in range(2)]
     theta = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
-    got = inner_loop(model, theta, [Views(v) for v in sets], model.adapted_names(), steps=2, lr=0.3).params
+    got = inner_loop(model, theta, [Views(v) for v in sets].__getitem__, model.adapted_names(), steps=2, lr=0.3).params
     phi = dict(theta)
     for views in sets:
         target = reference.network(theta, views, GROUPS, torch.relu)[1].detach()
@@ -302,6 +302,33 @@ def test_defaults_come_from_the_model(images):
     assert adapter(images[:0]).shape == (0, 10)
 
 
+def test_the_callers_modes_are_left_alone(model, images):
+    adapter = Adapter(model)
+    walk = adapter.adapt(images[:2])
+    with torch.no_grad():
+        next(walk)
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
+    next(walk)
+    walk.close()
+    assert torch.is_grad_enabled()
+
+
+def test_model_made_under_inference_mode_adapts(model, images):
+    with torch.inference_mode():
+        made = mt3.MT3Model(10, depth=8, width=4, groups=2, hidden=16, projection=8, adapt_views=4)
+        made.load_state_dict(model.state_dict())
+    torch.testing.assert_close(Adapter(made)(images[:2]), Adapter(model)(images[:2]), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_near(model, images, dtype):
+    half = mt3.MT3Model(10, depth=8, width=4, groups=2, hidden=16, projection=8, adapt_views=4)
+    half.load_state_dict(model.state_dict())
+    got = Adapter(half.to(dtype))(images[:2]).float()
+    torch.testing.assert_close(got, Adapter(model)(images[:2]), atol=0.1, rtol=0)
+
+
 def test_float64_adapter_agrees_with_float32(model, images):
     double = mt3.MT3Model(10, depth=8, width=4, groups=2, hidden=16, projection=8, adapt_views=4).double()
     double.load_state_dict(model.state_dict())
@@ -316,6 +343,7 @@ def test_float64_adapter_agrees_with_float32(model, images):
         (torch.full((1, 3, 32, 32), 255.0), "in .0, 1., got values from 255"),
         (torch.full((1, 3, 32, 32), float("nan")), "got values from nan"),
         (torch.zeros(1, 3, 32, 32, dtype=torch.int64), "got torch.int64"),
+        (np.zeros((1, 3, 32, 32)), "as a torch tensor, got ndarray"),
     ],
 )
 def test_bad_images_are_refused(model, bad, message):

@@ -89,7 +89,7 @@ def test_grey_drops_the_colour_by_luma():
 
 def test_views_follow_the_stated_distribution():
     """Read crop, flip, jitter and grey back off a picture that shows them, over many draws."""
-    count = 6000
+    count = 3000
     draws = draw_views(count, seeded_generator("test")).double()
     assert draws.min() >= 0
     assert draws.max() < 1
@@ -103,26 +103,26 @@ def test_views_follow_the_stated_distribution():
     share = torch.bincount(size.long(), minlength=33)[20:].double() / count
     np.testing.assert_allclose(share, 1 / 13, atol=5 * (1 / 13 / count) ** 0.5)
     flipped = views[:, 1, 0, 0] > views[:, 1, 31, 0]
-    assert flipped.double().mean().item() == pytest.approx(0.5, abs=0.03)
+    assert flipped.double().mean().item() == pytest.approx(0.5, abs=0.04)
     left = (views[:, 0, 0, 0] * 64).round()  # the first column shows the first pixel of the crop
     small = size == 20
     starts = torch.bincount(left[small].long(), minlength=13).double() / small.sum()
     assert len(starts) == 13
-    np.testing.assert_allclose(starts, 1 / 13, atol=0.06)
+    np.testing.assert_allclose(starts, 1 / 13, atol=0.09)
     # jitter: brightness of a grey picture moves by up to 0.16, uniformly, in 80 % of the views
     grey = torch.full((count, 3, 32, 32), 0.5, dtype=torch.float64)
     shift = apply_views(grey, draws)[:, 0, 0, 0] - 0.5
     moved = shift.abs() > 1e-4  # luma weights sum to 0.9999
-    assert moved.double().mean().item() == pytest.approx(0.8, abs=0.025)
-    assert shift.abs().max().item() == pytest.approx(0.16, abs=0.002)
-    assert shift[moved].std().item() == pytest.approx(0.32 / 12**0.5, rel=0.05)
-    assert shift[moved].mean().item() == pytest.approx(0.0, abs=0.006)
+    assert moved.double().mean().item() == pytest.approx(0.8, abs=0.035)
+    assert shift.abs().max().item() == pytest.approx(0.16, abs=0.003)
+    assert shift[moved].std().item() == pytest.approx(0.32 / 12**0.5, rel=0.06)
+    assert shift[moved].mean().item() == pytest.approx(0.0, abs=0.008)
     # grey: a red picture loses its colour in 20 % of the views
     red = torch.zeros(count, 3, 32, 32, dtype=torch.float64)
     red[:, 0] = 0.5
     view = apply_views(red, draws)
     colourless = (view[:, 0, 0, 0] - view[:, 1, 0, 0]).abs() < 1e-9
-    assert colourless.double().mean().item() == pytest.approx(0.2, abs=0.025)
+    assert colourless.double().mean().item() == pytest.approx(0.2, abs=0.035)
     # hue and saturation of a colour that has room on every side, where only they act
     only = quiet_draws(count)
     only[:, JITTER] = 0.0

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +57,7 @@ def test_train_then_evaluate_then_predict(capsys, runs, tmp_path, picture, metho
     assert model.selfsup == METHODS[method].selfsup
     out = tmp_path / "r.json"
     words = ["--corruptions", "contrast", "fog", "--severity", "5", "--limit", "4", "--out", out, "--workers", "1"]
-    code, text, _ = run(capsys, "evaluate", runs / method, *words, "--steps", "1")
+    code, text, _ = run(capsys, "evaluate", runs / method, *words, *(["--steps", "1"] if METHODS[method].after else []))
     assert code == 0
     result = json.loads(out.read_text())
     assert result["protocol"]["method"] == method
@@ -139,7 +141,9 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         ([*train, "--method", "mt3", "--width", "x"], "Expected a whole number for width, got 'x'"),
         ([*train, "--method", "mt3", "--width"], "Expected a value after --width"),
         ([*train, "--method", "mt3", "--device", "abacus"], "Device 'abacus' cannot be used"),
-        ([*train, "--method", "mt3", "--seed", "-1"], "--seed"),
+        ([*train, "--method", "mt3", "--seed", "-1"], "expected a whole number from 0 on, got '-1'"),
+        ([*train, "--method", "mt3", "--depth", "9"], "6n+2 layers"),
+        ([*train, "--method", "mt3", "--device", "meta"], "Device 'meta' cannot be used"),
         ([*train, "--method", "mt3", "--init", tmp / "nowhere"], "Expected a run or model directory"),
         (["train", "--method", "mt3", "--data", "mnist", "--out", tmp / "out"], "Unknown data set 'mnist'"),
         (["train", "--method", "mt3", "--data", "cifar10", "--data-dir", tmp, "--out", tmp / "out"], "--download"),
@@ -147,11 +151,14 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         (["evaluate", runs / "mt3", "--severity", "6"], "Expected severities from 1 to 5, got 6"),
         (["evaluate", runs / "mt3", "--data", "digits", "--corrupted", digits_c], "label 77 at index 0"),
         (["evaluate", tmp / "nowhere"], "is not there"),
+        (["evaluate", runs / "mt3", "--lr", "inf"], "expected a number from 0 on, got 'inf'"),
+        (["evaluate", runs / "mt3", "--out", tmp / "x.npz"], "ending in .json"),
+        (["evaluate", runs / "baseline", "--steps", "2"], "nothing to adapt with; drop --steps"),
         (["evaluate", runs / "mt3", "--bright"], "Unexpected argument '--bright'"),
         (["predict", runs / "mt3", text], "words.png is not an image that can be read"),
         (["predict", runs / "mt3", huge], "more than the 50 megapixels"),
         (["predict", runs / "mt3", tmp / "none.png"], "No such file"),
-        (["predict", runs / "mt3", text, "--lr", "fast"], "invalid float value: 'fast'"),
+        (["predict", runs / "mt3", text, "--lr", "fast"], "expected a number from 0 on, got 'fast'"),
     ]
 
 
@@ -164,7 +171,7 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(capsys, runs, tmp_path):
         assert len(err.strip().splitlines()) == 1, err
         assert "Traceback" not in err
         assert out == ""
-    assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_divergence_exits_with_2(capsys, tmp_path):
@@ -172,6 +179,116 @@ def test_divergence_exits_with_2(capsys, tmp_path):
     code, _, err = run(capsys, *words, "--lr", "1e25")
     assert code == 2
     assert "not finite at step" in err.splitlines()[-1]
+
+
+def test_no_corruptions_gives_the_clean_row(capsys, runs, tmp_path):
+    words = ["evaluate", runs / "mt3", "--corruptions", "none", "--limit", "2", "--out", tmp_path / "r.json"]
+    code, out, _ = run(capsys, *words, "--workers", "1")
+    assert code == 0
+    clean = json.loads((tmp_path / "r.json").read_text())["clean"]
+    assert "| clean      |" in out
+    assert f"{clean['after']['accuracy']:.1f} |" in out
+
+
+def test_labels_are_checked_before_any_work(capsys, runs, tmp_path):
+    mt3.load(runs / "mt3").save_pretrained(tmp_path / "model")
+    np.save(tmp_path / "fog.npy", np.zeros((10, 32, 32, 3), dtype=np.uint8))
+    np.save(tmp_path / "labels.npy", np.full(10, 11, dtype=np.uint8))
+    words = ["evaluate", tmp_path / "model", "--corrupted", tmp_path, "--out", tmp_path / "r.json"]
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert "label 11 at index 0" in err
+    assert not (tmp_path / "r.json.partial").exists()
+
+
+def test_names_in_a_directory_are_checked_before_any_work(capsys, runs, tmp_path):
+    digits = load_digits()
+    np.save(tmp_path / "fog.npy", np.tile(digits.test_images[:2], (5, 1, 1, 1)))
+    np.save(tmp_path / "labels.npy", np.tile(digits.test_labels[:2], 5))
+    for name in ("rain", "held-out"):
+        words = ["evaluate", runs / "mt3", "--corrupted", tmp_path, "--corruptions", name, "--out", tmp_path / "r.json"]
+        code, _, err = run(capsys, *words)
+        assert code == 2
+        assert len(err.splitlines()) == 1
+        assert "fog" in err
+        assert not (tmp_path / "r.json.partial").exists()
+
+
+def test_interrupted_workers_stop_and_the_evaluation_resumes(capsys, runs, tmp_path):
+    """A real Ctrl-C, to the whole process group, while two workers evaluate."""
+    out = tmp_path / "r.json"
+    words = [
+        "evaluate",
+        runs / "mt3",
+        "--corruptions",
+        "fog",
+        "contrast",
+        "--limit",
+        "400",
+        "--views",
+        "2",
+        "--out",
+        out,
+    ]
+    command = [sys.executable, "-m", "mt3", *map(str, words), "--workers", "2"]
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    pieces = tmp_path / "r.json.partial"
+    deadline = time.monotonic() + 60
+    while len(list(pieces.glob("0*.npz"))) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    done = len(list(pieces.glob("0*.npz")))
+    time.sleep(1)
+    assert len(list(pieces.glob("0*.npz"))) == done < 24
+    damaged = next(pieces.glob("0*.npz"))
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    assert run(capsys, *words, "--workers", "1")[0] == 0
+    assert run(capsys, *words[:-1], tmp_path / "whole.json", "--workers", "1")[0] == 0
+    cut, whole = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("r", "whole"))
+    assert cut["average"] == pytest.approx(whole["average"])
+
+
+def test_killed_training_ends_with_the_same_bits(capsys, runs, tmp_path):
+    """A real SIGKILL at no particular moment, then --resume."""
+    words = [*train_words("baseline", tmp_path / "cut", 200), "--checkpoint-every", "20"]
+    process = subprocess.Popen([sys.executable, "-m", "mt3", *words], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "cut" / "checkpoints").glob("step-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "cut" / "model.safetensors").exists()
+    assert run(capsys, *words, "--resume")[0] == 0
+    assert run(capsys, *train_words("baseline", tmp_path / "whole", 200), "--checkpoint-every", "20")[0] == 0
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("cut", "whole")]
+    assert files[0] == files[1]
+
+
+def test_demo_from_the_command_line(capsys, tmp_path):
+    """All of the demo at a size without meaning: its files and its verdict follow from its own numbers."""
+    words = ["demo", "--out", tmp_path / "demo", "--images", "3", "--max-steps", "2", "--threads", "1"]
+    code, out, _ = run(capsys, *words)
+    assert code == 0
+    results = json.loads((tmp_path / "demo" / "results.json").read_text())
+    summary = results["summary"]
+    gap = summary["average"]["after"] - summary["average"]["plain"]
+    assert summary["after_minus_plain"]["mean"] == pytest.approx(gap)
+    assert ("BELOW the plain one" in out) == (gap < 0)
+    assert ("NOT SHOWN" in out) == (summary["after_minus_unrelated"]["low"] <= 0)
+    assert f"{summary['average']['after']:.1f} |" in out
+    assert mt3.load(tmp_path / "demo").selfsup == "byol"
+    if "no figure" not in out:
+        assert Image.open(tmp_path / "demo" / "figure.png").size[0] > 500
+    again = run(capsys, *words)[1]
+    assert again.split("wrote")[0] == out.split("wrote")[0]
 
 
 def test_help_answers_without_torch():

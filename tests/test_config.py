@@ -6,7 +6,7 @@ from importlib import resources
 
 import pytest
 
-from mt3.config import FIELDS, config_from_dict, config_to_dict, make_config, preset_names
+from mt3.config import config_from_dict, config_to_dict, make_config, preset_names
 from mt3.errors import InputError
 from mt3.method import METHODS
 
@@ -100,6 +100,9 @@ def test_overrides_come_last_and_take_text():
         ({"gamma": "-1"}, "Expected gamma not to be negative, got -1"),
         ({"clip": "0"}, "Expected clip to be a norm above 0 or none"),
         ({"crop_max": "40"}, "crop_max between 20 and 32 pixels, got 40"),
+        ({"momentum": "5"}, "momentum between 0 and 1, got 5"),
+        ({"milestones": "-3"}, "milestones not to be negative"),
+        ({"task_images": "3"}, "task_images to divide task_size 8, got 3"),
         ({"selfsup": "none"}, "self-supervised task for meta training"),
     ],
 )
@@ -115,7 +118,3 @@ def test_unknown_names_are_refused():
         make_config("jt", "cifar10", "paper", overrides={"tasks": "2"})
     with pytest.raises(InputError, match="Unknown field 'colour'"):
         config_from_dict({"colour": 1})
-
-
-def test_every_field_has_a_default():
-    assert all(f.default is not None or f.name in ("groups",) for f in FIELDS.values())

@@ -30,7 +30,27 @@ def test_sixteen_bits_are_scaled(tmp_path):
     Image.fromarray(pixels).save(tmp_path / "deep.png")
     got, notes = read_image(tmp_path / "deep.png")
     np.testing.assert_array_equal(got[..., 0], (pixels * (255 / 65535)).astype(np.uint8))
-    assert notes == ["scaled to 8 bits", "grey repeated in three channels"]
+    assert notes == ["scaled from 0..65535 to 8 bits", "grey repeated in three channels"]
+
+
+def test_float_images_are_scaled_by_their_range(tmp_path):
+    values = np.linspace(0, 1, 1024, dtype=np.float32).reshape(32, 32)
+    Image.fromarray(values).save(tmp_path / "float.tiff")
+    got, notes = read_image(tmp_path / "float.tiff")
+    np.testing.assert_array_equal(got[..., 0], (values.astype(np.float64) * 255).astype(np.uint8))
+    assert notes[0] == "scaled from 0..1 to 8 bits"
+
+
+def test_other_modes_and_frames_are_said(tmp_path):
+    Image.new("CMYK", (32, 32), (255, 0, 0, 0)).save(tmp_path / "print.jpg")
+    got, notes = read_image(tmp_path / "print.jpg")
+    assert notes == ["converted from CMYK"]
+    assert got[16, 16, 0] < 30
+    frames = [Image.new("L", (32, 32), shade) for shade in (40, 200)]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    got, notes = read_image(tmp_path / "moving.gif")
+    assert "only the first frame is read" in notes
+    assert got.max() < 60
 
 
 def test_transparency_is_laid_on_white(tmp_path):

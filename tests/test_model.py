@@ -102,6 +102,10 @@ def test_uint8_and_float_images_are_the_same():
         ({"head": "linear"}, "shares the hidden layer"),
         ({"width": 12, "groups": 5}, "width that 5 groups divide, got 12"),
         ({"num_classes": 1}, "at least 2 classes, got 1"),
+        ({"groups": 0}, "0 groups"),
+        ({"clip_mode": "soft"}, "clip_mode global or tensor"),
+        ({"adapt_lr": float("inf")}, "finite adapt_lr"),
+        ({"classes": ["a"]}, "10 class names, got 1"),
     ],
 )
 def test_bad_models_are_refused(arguments, message):
@@ -113,6 +117,28 @@ def test_batch_norm_is_refused_with_a_reason():
     with pytest.raises(mt3.InputError, match=r"\(1\).*statistics are that image's"):
         refuse_batch_norm(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
     refuse_batch_norm(mt3.MT3Model(10, depth=8, width=4))
+
+
+@pytest.mark.parametrize("change", [{"depth": "8"}, {"colour": 1}, {"adapt_views": 0}, {"classes": ["a"]}])
+def test_damaged_config_is_refused(tmp_path, change):
+    mt3.MT3Model(4, depth=8, width=4).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(mt3.InputError, match=r"config\.json"):
+        mt3.load(tmp_path)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    mt3.MT3Model(4, depth=8, width=4).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["stem.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(mt3.InputError, match=r"stem\.weight should be \(4, 3, 3, 3\) and is absent"):
+        mt3.load(tmp_path)
+    with pytest.raises(RuntimeError, match=r"stem\.weight"):
+        mt3.MT3Model.from_pretrained(tmp_path)
 
 
 def test_saved_model_comes_back_offline(tmp_path, monkeypatch):

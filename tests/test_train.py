@@ -16,10 +16,7 @@ from mt3.config import Config, make_config
 from mt3.data import Dataset, load_digits
 from mt3.errors import InputError
 from mt3.method import METHODS
-from mt3.selfsup import Views
 from mt3.train import (
-    State,
-    Task,
     apply_gradient,
     draw_step,
     draw_task,
@@ -188,8 +185,7 @@ def test_only_meta_training_is_clipped(digits):
     torch.testing.assert_close(buffer, torch.full_like(buffer, 3.0), atol=1e-4, rtol=0)
 
 
-def test_memory_of_a_step_does_not_hold_all_tasks(digits):
-    """The gradient of T tasks is the mean of theirs, accumulated one by one."""
+def test_gradient_of_a_step_is_the_mean_over_its_tasks(digits):
     config = small_config(tasks=3)
     images = torch.from_numpy(digits.train_images).permute(0, 3, 1, 2)
     labels = torch.from_numpy(digits.train_labels)
@@ -340,8 +336,70 @@ def test_warm_start_takes_what_fits(tmp_path, digits):
         assert torch.equal(own[name], given[name] if name in given else random[name]), name
     with pytest.raises(InputError, match="give both the same"):
         warm_start(mt3.MT3Model(10, depth=8, width=8), source, "source")
-    with pytest.raises(InputError, match="give both the same"):
-        warm_start(mt3.MT3Model(10, depth=8, width=4), mt3.MT3Model(10, depth=14, width=4), "deeper")
+    for own, other in ((8, 14), (14, 8)):
+        with pytest.raises(InputError, match="give both the same"):
+            warm_start(mt3.MT3Model(10, depth=own, width=4), mt3.MT3Model(10, depth=other, width=4), "other")
+    with pytest.raises(InputError, match="1 groups, here 2"):
+        warm_start(mt3.MT3Model(10, depth=8, width=4), mt3.MT3Model(10, depth=8, width=4, groups=1), "other")
+
+
+def test_refused_settings_leave_nothing_behind(tmp_path, digits):
+    for bad in ({"depth": 9}, {"groups": 3}, {"head": "linear"}):
+        with pytest.raises(InputError):
+            train(small_config(**bad), digits, tmp_path / "run", max_steps=1)
+        with pytest.raises(InputError):
+            train(small_config(), digits, tmp_path / "run", max_steps=1, init=tmp_path / "nowhere")
+        assert not (tmp_path / "run").exists()
+
+
+def test_foreign_directories_are_not_overwritten(tmp_path, digits):
+    mt3.MT3Model(10, depth=8, width=4).save_pretrained(tmp_path / "model")
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match=r"holds a model or checkpoints but no run\.json"):
+        train(small_config(), digits, tmp_path / "model", max_steps=1, resume=True)
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"config": []}', '{"config": {}, "init": 5}', "no json"])
+def test_damaged_run_file_is_refused(tmp_path, digits, text):
+    train(small_config(), digits, tmp_path, max_steps=1)
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(InputError, match=r"run\.json"):
+        train(small_config(), digits, tmp_path, max_steps=2, resume=True)
+
+
+def test_interrupt_within_an_update_keeps_the_checkpoint_before(tmp_path, digits, monkeypatch):
+    """The weights have moved but the step is not counted: saving that would break the promise of equal bits."""
+    config = small_config(checkpoint_every=2)
+    train(config, digits, tmp_path / "whole", max_steps=5)
+
+    def interrupted(state, config, step, *rest):
+        report = apply_gradient(state, config, step, *rest)
+        if step == 3:
+            raise KeyboardInterrupt
+        return report
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mt3.train.apply_gradient", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, digits, tmp_path / "cut", max_steps=5)
+    found = load_checkpoint(tmp_path / "cut")
+    assert found is not None
+    assert found[0] == 2
+    train(config, digits, tmp_path / "cut", max_steps=5, resume=True)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+def test_full_disk_is_one_sentence(tmp_path, digits, monkeypatch):
+    from safetensors import SafetensorError
+
+    def full(*rest):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("mt3.checkpoint.save_file", full)
+    with pytest.raises(InputError, match=r"Cannot write .*No space left on device"):
+        train(small_config(checkpoint_every=1), digits, tmp_path, max_steps=3)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_warm_start_survives_a_kill_before_the_first_checkpoint(tmp_path, digits):
@@ -399,9 +457,3 @@ def test_tensorboard_gets_the_same_numbers(tmp_path, digits):
     log = events.EventAccumulator(str(tmp_path / "tensorboard"))
     log.Reload()
     assert [e.value for e in log.Scalars("loss")] == pytest.approx([m["loss"] for m in metrics(tmp_path)], rel=1e-6)
-
-
-def test_state_and_task_are_plain():
-    task = Task(torch.zeros(1, 3, 32, 32), torch.zeros(1), Views(torch.zeros(2, 3, 32, 32)))
-    assert task.views is not None
-    assert State.__dataclass_fields__.keys() == {"model", "optimizer", "ema"}

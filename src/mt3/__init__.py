@@ -1,6 +1,6 @@
 """mt3: meta test-time training. A classifier that adapts to each single unlabeled image before it answers.
 
-    model = mt3.load("runs/demo/mt3")
+    model = mt3.load("runs/demo")
     logits = mt3.Adapter(model)(images)
 
 Names are imported when they are first used, so that `import mt3` does not wait for torch.

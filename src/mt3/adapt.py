@@ -1,6 +1,7 @@
 """The inner step, shared by meta-training and test-time adaptation, and `Adapter`, which adapts to single images."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,7 +71,7 @@ class Inner(NamedTuple):
 def inner_loop(
     model: nn.Module,
     theta: Params,
-    views: Sequence[Views],
+    draw: Callable[[int], Views],
     adapted: Sequence[str],
     steps: int,
     lr: float,
@@ -79,23 +80,24 @@ def inner_loop(
     target: str = "meta",
     second_order: bool = False,
 ) -> Inner:
-    """Adapt theta to the views in `steps` inner steps.
+    """Adapt theta in `steps` inner steps.
 
-    `views` holds one set for all steps or one per step. The targets z come from the meta-model ("meta") or from
-    the parameters that the step starts from ("previous"); they never carry a gradient.
+    `draw(step)` gives the views of a step; the same ones again are recognised. The targets z come from the
+    meta-model ("meta") or from the parameters that the step starts from ("previous"); they never carry a gradient.
     """
     phi, z = theta, None
+    views: Views | None = None
     first: tuple[Tensor, Tensor, Outputs] | None = None
     for step in range(max(steps, 1)):
-        current = views[min(step, len(views) - 1)]
-        outputs = forward(model, phi, current.images)
+        before, views = views, draw(step)
+        outputs = forward(model, phi, views.images)
         if outputs.projection is not None:
             if step == 0 or target == "previous":  # phi gives the targets as well: one pass serves both
                 z = outputs.projection.detach()
-            elif len(views) > 1:
+            elif views is not before:
                 with torch.no_grad():
-                    z = forward(model, theta, current.images).projection
-        loss = selfsup_loss(outputs, current, z)
+                    z = forward(model, theta, views.images).projection
+        loss = selfsup_loss(outputs, views, z)
         stepped, norm = inner_step(loss, phi, adapted, lr, clip, clip_mode, second_order)
         if first is None:
             first = (loss.detach(), norm.detach(), outputs)
@@ -150,9 +152,9 @@ class Adapter(nn.Module):
         self.lr = model.adapt_lr if lr is None else lr
         self.views = model.adapt_views if views is None else views
         self.seed = seed
-        if self.steps < 0 or self.views < 1 or not self.lr >= 0:
+        if self.steps < 0 or self.views < 1 or not 0 <= self.lr < math.inf:
             raise InputError(
-                f"Expected steps >= 0, views >= 1 and lr >= 0, got {self.steps}, {self.views} and {self.lr}."
+                f"Expected steps >= 0, views >= 1 and a finite lr >= 0, got {self.steps}, {self.views} and {self.lr}."
             )
 
     def forward(self, images: Tensor) -> Tensor:
@@ -190,7 +192,8 @@ class Adapter(nn.Module):
         images = check_images(images)
         for image in images:
             with torch.inference_mode(False), torch.enable_grad():
-                yield self._adapt_one(image.clone())
+                adapted = self._adapt_one(image.clone(memory_format=torch.contiguous_format))
+            yield adapted  # outside, so that the caller's own modes hold
 
     def logits(self, params: Params, images: Tensor) -> Tensor:
         """Logits of images under adapted parameters."""
@@ -201,36 +204,37 @@ class Adapter(nn.Module):
         return logits
 
     def _theta(self) -> Params:
-        return {name: p.detach().requires_grad_() for name, p in self.model.named_parameters()}
+        def leaf(p: Tensor) -> Tensor:
+            return (p.clone() if p.is_inference() else p.detach()).requires_grad_()
+
+        with torch.inference_mode(False):
+            return {name: leaf(p) for name, p in self.model.named_parameters()}
 
     def _adapt_one(self, image: Tensor) -> Adapted:
         model = self.model
         generator = image_generator(image, self.seed)
         image = as_float(image.to(model.stem.weight.device), model.stem.weight.dtype)
-        drawn = [
-            draw_test_views(image, model.selfsup, self.views, generator, model.crop_max)
-            for _ in range(max(1, self.steps if model.fresh_views else 1))
-        ]
-        views = [v for v, _ in drawn]
+        drawn: list[tuple[Views, Tensor]] = []
+
+        def draw(step: int) -> Views:
+            if step == 0 or model.fresh_views:
+                pair = draw_test_views(image, model.selfsup, self.views, generator, model.crop_max)
+                drawn[1:] = []  # the first views are needed later, the others only now
+                drawn.append(pair)
+            return drawn[-1][0]
+
         inner = inner_loop(
-            model,
-            self._theta(),
-            views,
-            model.adapted_names(),
-            self.steps,
-            self.lr,
-            model.adapt_clip,
-            model.clip_mode,
+            model, self._theta(), draw, model.adapted_names(), self.steps, self.lr, model.adapt_clip, model.clip_mode
         )
-        upright = drawn[0][1]
+        views, upright = drawn[0]
         with torch.no_grad():
-            view_logits = inner.outputs.logits if upright is views[0].images else model(upright)
+            view_logits = inner.outputs.logits if upright is views.images else model(upright)
             average = view_logits.softmax(1).mean(0)
         params = {name: p.detach() for name, p in inner.params.items()}
-        return Adapted(params, views[0], inner, average)
+        return Adapted(params, views, inner, average)
 
 
-def view_average(model: MT3Model, images: Tensor, seed: int = 0) -> Tensor:
+def view_average(model: MT3Model, images: Tensor, seed: int = 0, views: int | None = None) -> Tensor:
     """Probabilities (N, classes) averaged over each image's views without adapting, for a model of any task."""
     task = "rotation" if model.hidden is None else "byol"  # Sun et al.'s network meets its own kind of views
     averages = []
@@ -238,7 +242,7 @@ def view_average(model: MT3Model, images: Tensor, seed: int = 0) -> Tensor:
         for image in check_images(images):
             scaled = as_float(image.to(model.stem.weight.device), model.stem.weight.dtype)
             generator = image_generator(image, seed)
-            _, upright = draw_test_views(scaled, task, model.adapt_views, generator, model.crop_max)
+            _, upright = draw_test_views(scaled, task, views or model.adapt_views, generator, model.crop_max)
             averages.append(model(upright).softmax(1).mean(0))
     return torch.stack(averages)
 
@@ -248,7 +252,9 @@ def _projection(outputs: Outputs) -> Tensor | None:
 
 
 def check_images(images: Tensor) -> Tensor:
-    """Require (N, 3, 32, 32), uint8 or float in [0, 1]."""
+    """Require a tensor (N, 3, 32, 32), uint8 or float in [0, 1]."""
+    if not isinstance(images, Tensor):
+        raise InputError(f"Expected images as a torch tensor, got {type(images).__name__}; use torch.from_numpy.")
     if images.ndim != 4 or tuple(images.shape[1:]) != (3, 32, 32):
         raise InputError(f"Expected images of shape (N, 3, 32, 32), got {tuple(images.shape)}; resize or permute them.")
     if images.dtype == torch.uint8:
@@ -264,5 +270,5 @@ def check_images(images: Tensor) -> Tensor:
 
 def image_generator(image: Tensor, seed: int) -> torch.Generator:
     """A generator seeded by (seed, content): the content is taken to 16 bits, the same for uint8 and float images."""
-    content = (as_float(image, torch.float64) * 65535).round().to("cpu", torch.int32)
+    content = (as_float(image.cpu(), torch.float64) * 65535).round().to(torch.int32)
     return seeded_generator("views", seed, content.numpy().tobytes())

@@ -42,12 +42,13 @@ def draw_views(count: int, generator: torch.Generator) -> Tensor:
 
 def apply_views(images: Tensor, draws: Tensor, crop_max: int = 32) -> Tensor:
     """Apply A: square crop resized back, vertical flip, colour jitter, colour drop; one row of draws per image."""
-    u = draws.to(images.device, images.dtype)
-    x = _crop_and_resize(images, u, crop_max)
+    precision = torch.promote_types(images.dtype, torch.float32)  # half precision would round crops out of the image
+    u = draws.to(images.device, precision)
+    x = _crop_and_resize(images.to(precision), u, crop_max)
     jittered = _colour_jitter(x, u).clamp(0.0, 1.0)
     x = torch.where(_share(u, _JITTER, JITTER_SHARE), jittered, x)
     grey = torch.einsum("nchw,c->nhw", x, x.new_tensor(GREY)).unsqueeze(1).expand_as(x)
-    return torch.where(_share(u, _GREY, GREY_SHARE), grey, x)
+    return torch.where(_share(u, _GREY, GREY_SHARE), grey, x).to(images.dtype)
 
 
 def make_views(images: Tensor, generator: torch.Generator, crop_max: int = 32) -> Tensor:

@@ -43,9 +43,14 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], seconds
     path = run / "checkpoints" / f"step-{step:08d}.safetensors"
     metadata = {"step": str(step), "seconds": f"{seconds:.3f}", "hash": tensors_hash(tensors)}
     with atomic_path(path) as temporary:
-        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, temporary, metadata)
+        try:
+            save_file({name: t.detach().contiguous() for name, t in tensors.items()}, temporary, metadata)
+        except SafetensorError as error:  # how it words a full disk
+            raise OSError(str(error)) from error
     for old in _checkpoints(run)[:-KEPT]:
         old.unlink()
+    for leftover in path.parent.glob(".step-*.tmp"):  # of a killed process
+        leftover.unlink(missing_ok=True)
 
 
 def load_checkpoint(run: Path) -> tuple[int, dict[str, Tensor], float] | None:
@@ -58,7 +63,22 @@ def load_checkpoint(run: Path) -> tuple[int, dict[str, Tensor], float] | None:
             return int(metadata["step"]), tensors, float(metadata["seconds"])
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             print(f"Checkpoint {path} is damaged ({error}); trying the one before.", file=sys.stderr)
+    if _checkpoints(run):
+        print(f"No checkpoint in {run} is whole; starting from the first step.", file=sys.stderr)
     return None
+
+
+def read_run(directory: Path) -> dict[str, Any]:
+    """What a run's `run.json` says, or an empty dict where there is none."""
+    path = directory / RUN_FILE
+    if not path.exists():
+        return {}
+    run = read_json(path)
+    if not isinstance(run.get("config"), dict):
+        raise InputError(f"{path} does not hold a run's config; it is damaged: delete the directory or restore it.")
+    if not isinstance(run.get("data_dir"), str | None) or not isinstance(run.get("init"), str | None):
+        raise InputError(f"{path} is damaged: expected data_dir and init to be paths or null.")
+    return run
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -68,11 +88,14 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def save_model(model: MT3Model, directory: Path) -> None:
     """Save `config.json` and `model.safetensors` into the directory, each by rename."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".model-") as temporary:
-        model.save_pretrained(temporary)
-        for name in reversed(MODEL_FILES):  # the weights first: a config without weights would look complete
-            os.replace(Path(temporary) / name, directory / name)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory, prefix=".model-") as temporary:
+            model.save_pretrained(temporary)
+            for name in reversed(MODEL_FILES):  # the weights first: a config without weights would look complete
+                os.replace(Path(temporary) / name, directory / name)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"Cannot write the model into {directory}: {error}.") from error
 
 
 def load(path: str | Path) -> MT3Model:
@@ -87,7 +110,10 @@ def load(path: str | Path) -> MT3Model:
         hint = "the run is not finished, continue it with --resume" if (directory / RUN_FILE).exists() else "no model"
         raise InputError(f"{directory} has no {name_list(missing)}: {hint}.")
     config = _model_config(directory / "config.json")
-    model = MT3Model(**config)
+    try:
+        model = MT3Model(**config)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{directory / 'config.json'} does not describe a model: {error}") from error
     try:
         tensors, _ = _read(directory / "model.safetensors")
     except (SafetensorError, OSError) as error:
@@ -109,7 +135,7 @@ def load(path: str | Path) -> MT3Model:
 def _model_config(path: Path) -> dict[str, Any]:
     config = read_json(path)
     valid = inspect.signature(MT3Model.__init__).parameters.keys() - {"self"}
-    if not isinstance(config, dict) or "num_classes" not in config:
+    if "num_classes" not in config:
         raise InputError(f"{path} is not a model's config: expected an object with num_classes.")
     unknown = sorted(config.keys() - valid)
     if unknown:

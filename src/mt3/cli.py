@@ -2,20 +2,21 @@
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mt3.config import CHOICES, FIELDS, Config, make_config, preset_names
+from mt3.config import CHOICES, FIELDS, make_config, preset_names
 from mt3.data.dataset import DATASETS
 from mt3.errors import InputError, name_list
 from mt3.method import METHODS
 from mt3.version import __version__
 
 if TYPE_CHECKING:
-    from mt3.data import Dataset
+    from mt3.data import CorruptedSet, Dataset
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,7 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--method", required=True, help=f"one of {name_list(METHODS)}")
     train.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
-    train.add_argument("--preset", default="paper", help=f"one of {name_list(preset_names())} (default: paper)")
+    train.add_argument(
+        "--preset", help=f"one of {name_list(preset_names())} (default: demo for the digits, paper for CIFAR)"
+    )
     train.add_argument("--out", type=Path, required=True, help="the run's directory")
     train.add_argument("--seed", type=_count, default=0)
     train.add_argument("--max-steps", type=_count, help="stop after this many steps; --resume goes on later")
@@ -55,15 +58,17 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = commands.add_parser("evaluate", help="accuracy under corruption, before and after adapting")
     evaluate.add_argument("model", type=Path, metavar="RUN", help="a run or a saved model")
     evaluate.add_argument(
-        "--corruptions", nargs="+", default=["all"], help="names, or: all (the paper's), held-out, every, none"
+        "--corruptions", nargs="+", action="extend", help="names, or: all (the paper's; default), held-out, every, none"
     )
-    evaluate.add_argument("--severity", type=int, nargs="+", default=[5], help="1 to 5; several give all of them")
+    evaluate.add_argument(
+        "--severity", type=_count, nargs="+", action="extend", help="1 to 5 (default: 5); several give all of them"
+    )
     evaluate.add_argument("--limit", type=_count, help="only this many images of the test split")
     evaluate.add_argument("--corrupted", type=Path, metavar="DIR", help="images in the published -C layout")
     evaluate.add_argument("--controls", action="store_true", help="also adapt on other images, to split the gain")
     evaluate.add_argument("--data", help="the data set, if RUN does not say")
     evaluate.add_argument("--workers", type=_count, help="processes (default: one for each core; 1 on a GPU)")
-    evaluate.add_argument("--out", type=Path, help="JSON file (default: RUN/results.json)")
+    evaluate.add_argument("--out", type=Path, help="JSON file (default: RUN/evaluation.json)")
     _adapt_arguments(evaluate)
     _data_arguments(evaluate)
     _compute_arguments(evaluate)
@@ -80,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="train and evaluate on the embedded digits, in minutes")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"))
     demo.add_argument("--seed", type=_count, default=0)
+    demo.add_argument("--images", type=_count, help="held-out images under each corruption (default: the demo's)")
+    demo.add_argument("--max-steps", type=_count, help="of each training, for a quick look")
     _compute_arguments(demo)
     demo.set_defaults(run=_demo)
     return parser
@@ -90,14 +97,24 @@ def _field_help() -> str:
     for name, field in FIELDS.items():
         if name not in ("method", "data", "preset", "seed"):
             choices = f" ({name_list(CHOICES[name])})" if name in CHOICES else ""
-            lines.append(f"  --{name.replace('_', '-')} {getattr(Config, name, field.default)}{choices}")
+            default = "none" if field.default is None else str(field.default).lower() if field.default != () else "1,2"
+            lines.append(f"  --{name.replace('_', '-')} {default}{choices}")
     return "\n".join(lines)
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError
+    if not text.isdecimal() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, got '{text}'")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got '{text}'")
     return value
 
 
@@ -108,7 +125,7 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _adapt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=_count, help="inner steps (default: the model's)")
-    parser.add_argument("--lr", type=float, help="inner learning rate (default: the model's)")
+    parser.add_argument("--lr", type=_rate, help="inner learning rate (default: the model's)")
     parser.add_argument("--views", type=_count, help="views K_T (default: the model's)")
     parser.add_argument("--seed", type=_count, default=0, help="of the views")
 
@@ -140,11 +157,11 @@ def _set_up(args: argparse.Namespace) -> Any:
     import torch
 
     if args.threads:
-        torch.set_num_threads(args.threads)
+        torch.set_num_threads(min(args.threads, 4 * (os.cpu_count() or 1)))
     name = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise InputError(f"Device '{name}' cannot be used ({reason}); give cpu or one that is there.") from None
@@ -154,11 +171,14 @@ def _set_up(args: argparse.Namespace) -> Any:
 def _workers(args: argparse.Namespace, device: Any) -> int:
     if getattr(args, "workers", None) is not None:
         return int(args.workers)
-    return 1 if device.type != "cpu" or args.threads else len(os.sched_getaffinity(0))
+    if device.type != "cpu" or args.threads:
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _train(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    config = make_config(args.method, args.data, args.preset, args.seed, _overrides(extra))
+    preset = args.preset or ("demo" if args.data == "digits" else "paper")
+    config = make_config(args.method, args.data, preset, args.seed, _overrides(extra))
     from mt3.data import load_dataset
     from mt3.model import count_parameters
     from mt3.train import train
@@ -173,12 +193,10 @@ def _train(args: argparse.Namespace, extra: Sequence[str]) -> None:
 
 def _dataset_of_run(args: argparse.Namespace, optional: bool) -> "tuple[Dataset | None, dict[str, Any]]":
     """The data set a run was trained on, and what its run.json says."""
-    from mt3.checkpoint import RUN_FILE
+    from mt3.checkpoint import read_run
     from mt3.data import load_dataset
-    from mt3.files import read_json
 
-    path = args.model / RUN_FILE
-    run: dict[str, Any] = read_json(path) if path.exists() else {}
+    run = read_run(args.model)
     name = args.data or run.get("config", {}).get("data")
     if name is None:
         if optional:
@@ -188,8 +206,9 @@ def _dataset_of_run(args: argparse.Namespace, optional: bool) -> "tuple[Dataset 
     data_dir = args.data_dir or (Path(recorded) if recorded else None)
     try:
         return load_dataset(name, data_dir, args.download), run
-    except InputError:
+    except InputError as error:
         if optional and args.data_dir is None and not args.download:
+            print(f"without clean images: {error}", file=sys.stderr)
             return None, run
         raise
 
@@ -208,22 +227,23 @@ def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
         raise InputError(
             f"The model has {model.num_classes} classes, {dataset.name} {dataset.num_classes}; give its own."
         )
-    severities = sorted(set(args.severity))
+    severities = sorted(set(args.severity or [5]))
+    asked = args.corruptions or ["all"]
     if not set(severities) <= set(range(1, 6)):
         raise InputError(f"Expected severities from 1 to 5, got {name_list(severities)}.")
     corrupted = None
     if args.corrupted is not None:
         corrupted = open_corrupted(args.corrupted, dataset.name if dataset else None)
-        names = _group_names(args.corruptions, corrupted.names())
+        names = _group_names(asked, corrupted, severities)
     else:
-        names = [] if args.corruptions == ["none"] else list(resolve(args.corruptions))
+        names = [] if asked == ["none"] else list(resolve(asked))
     about = {
         "data": (dataset.name if dataset else None) or run.get("config", {}).get("data"),
         "method": run.get("config", {}).get("method"),
         "preset": run.get("config", {}).get("preset"),
         "train_seed": run.get("config", {}).get("seed"),
     }
-    out = args.out or args.model / "results.json"
+    out = args.out or args.model / "evaluation.json"
     result = evaluate(
         model,
         TestImages(dataset, corrupted),
@@ -243,12 +263,18 @@ def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
     print(f"wrote {out} and {out.with_suffix('.npz').name}")
 
 
-def _group_names(asked: Sequence[str], present: Sequence[str]) -> list[str]:
-    """Expand `all`, `held-out` and `every` to what a -C directory holds."""
+def _group_names(asked: Sequence[str], corrupted: "CorruptedSet", severities: Sequence[int]) -> list[str]:
+    """Expand `all`, `held-out` and `every` to what a -C directory holds, and check that it holds what is asked for."""
     from mt3.corruptions import HELD_OUT, PAPER
 
+    present = corrupted.names()
     groups = {"all": PAPER, "held-out": HELD_OUT, "every": tuple(present)}
     names = [n for a in asked for n in groups.get(a, (a,)) if a not in groups or n in present]
+    if not names:
+        raise InputError(f"{corrupted.directory} holds none of {name_list(asked)}, but {name_list(present)}.")
+    for name in names:
+        for severity in severities:
+            corrupted.images_of(name, severity)
     return list(dict.fromkeys(names))
 
 
@@ -279,10 +305,10 @@ def _predict(args: argparse.Namespace, extra: Sequence[str]) -> None:
 
 
 def _demo(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.demo import run_demo
+    from mt3.demo import IMAGES, run_demo
 
     device = _set_up(args)
-    print(run_demo(args.out, args.seed, device, _workers(args, device)))
+    print(run_demo(args.out, args.seed, device, _workers(args, device), args.images or IMAGES, args.max_steps))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,9 +11,11 @@ from types import UnionType
 from typing import Any
 
 from mt3.errors import InputError, name_list, one_of
-from mt3.method import check_cell, get_method
+from mt3.method import SELFSUP, TRAINING, check_cell, get_method
 
 CHOICES = {
+    "selfsup": SELFSUP,
+    "training": TRAINING,
     "head": ("mt3", "official", "linear"),
     "order": ("second", "first"),
     "clip_mode": ("global", "tensor"),
@@ -110,6 +112,11 @@ class Config:
                 raise InputError(f"Expected {name} to be a norm above 0 or none, got {getattr(self, name)}.")
         if self.task_images is not None and (self.task_images < 1 or self.task_size % self.task_images):
             raise InputError(f"Expected task_images to divide task_size {self.task_size}, got {self.task_images}.")
+        for name in ("momentum", "ema_momentum", "final_lr"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"Expected {name} between 0 and 1, got {getattr(self, name)}.")
+        if any(m < 0 for m in self.milestones):
+            raise InputError(f"Expected milestones not to be negative, got {name_list(self.milestones)}.")
         if not 20 <= self.crop_max <= 32:
             raise InputError(f"Expected crop_max between 20 and 32 pixels, got {self.crop_max}.")
         if self.training != "meta" and self.tasks != 1:
@@ -196,4 +203,6 @@ def config_to_dict(config: Config) -> dict[str, Any]:
 
 def config_from_dict(values: Mapping[str, Any]) -> Config:
     """Read back what `config_to_dict` gave; an unknown key is an error that lists the valid ones."""
+    if not isinstance(values, Mapping):
+        raise InputError("Expected a run's config to be an object of fields; the file is damaged.")
     return Config(**{_field(key): parse(_field(key), value) for key, value in values.items()})

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mt3 import corruptions
 from mt3.checkpoint import RUN_FILE
-from mt3.config import Config, make_config
+from mt3.config import make_config
 from mt3.data import Dataset, load_digits
 from mt3.errors import InputError
 from mt3.evaluate import TestImages, evaluate
@@ -21,12 +21,14 @@ from mt3.progress import duration
 from mt3.report import draw_examples, interval, result_table
 from mt3.train import train
 
-IMAGES = 100  # held-out images under each corruption
+IMAGES = 150  # held-out images under each corruption
 SEVERITY = 5
-WARM_EPOCHS = 30  # of supervised training, which both models start with
+WARM_EPOCHS = 35  # of supervised training, which both models start with
 
 
-def run_demo(out: Path, seed: int, device: torch.device, workers: int = 1) -> str:
+def run_demo(
+    out: Path, seed: int, device: torch.device, workers: int = 1, images: int = IMAGES, max_steps: int | None = None
+) -> str:
     """Train, evaluate and draw into `out`; returns what to print. Finished parts are not done again."""
     began = time.monotonic()
     dataset = load_digits()
@@ -34,13 +36,15 @@ def run_demo(out: Path, seed: int, device: torch.device, workers: int = 1) -> st
     warm_config = make_config("baseline", "digits", "demo", seed, {"epochs": WARM_EPOCHS, "schedule": "constant"})
     mt3_config = make_config("mt3", "digits", "demo", seed)
     folders = {"warm": out / "warm", "plain": out / "plain", "mt3": out}
-    _train(warm_config, dataset, folders["warm"], device)
+    train(warm_config, dataset, folders["warm"], device, max_steps, resume=True)
     models = {
-        "mt3": _train(mt3_config, dataset, folders["mt3"], device, folders["warm"]),
-        "plain": _train(plain_config, dataset, folders["plain"], device, folders["warm"]),
+        "mt3": train(mt3_config, dataset, folders["mt3"], device, max_steps, resume=True, init=folders["warm"]),
+        "plain": train(plain_config, dataset, folders["plain"], device, max_steps, resume=True, init=folders["warm"]),
     }
     names = list(corruptions.resolve(["all"]))
-    results = {name: _evaluate(name, model, dataset, names, out, seed, workers) for name, model in models.items()}
+    results = {
+        name: _evaluate(name, model, dataset, names, out, seed, workers, images) for name, model in models.items()
+    }
     seconds = {name: read_json(folder / RUN_FILE)["seconds"] for name, folder in folders.items()}
     summary = _summary(out, results, names)
     write_json(out / "results.json", {"summary": summary, **results})
@@ -53,12 +57,8 @@ def run_demo(out: Path, seed: int, device: torch.device, workers: int = 1) -> st
     return text + f" ({duration(time.monotonic() - began)})"
 
 
-def _train(config: Config, dataset: Dataset, folder: Path, device: torch.device, init: Path | None = None) -> MT3Model:
-    return train(config, dataset, folder, device, resume=True, init=init)
-
-
 def _evaluate(
-    name: str, model: MT3Model, dataset: Dataset, names: list[str], out: Path, seed: int, workers: int
+    name: str, model: MT3Model, dataset: Dataset, names: list[str], out: Path, seed: int, workers: int, images: int
 ) -> dict[str, Any]:
     about = {"data": "digits", "method": "mt3" if name == "mt3" else "baseline", "preset": "demo", "train_seed": seed}
     file = out / f"evaluation-{name}.json"
@@ -69,7 +69,7 @@ def _evaluate(
         names,
         [SEVERITY],
         file,
-        limit=IMAGES,
+        limit=images,
         controls=controls,
         about=about,
         workers=workers,
@@ -112,7 +112,7 @@ def _text(summary: dict[str, Any], results: dict[str, dict[str, Any]], seconds: 
     both = duration(seconds["warm"])
     times = f"({duration(seconds['mt3'])}) and the plain model trained on ({duration(seconds['plain'])})"
     lines = [
-        f"Accuracy in % on {IMAGES} held-out digits under each corruption, severity {SEVERITY}.",
+        f"Accuracy in % on {mt3['protocol']['images']} held-out digits under each corruption, severity {SEVERITY}.",
         "Both models have the same network and augmentation and start from one supervised model",
         f"({both}); then MT3 is meta-trained {times}.",
         "MT3 is adapted on nothing (before), on an unrelated clean image, on another image with the",
@@ -136,6 +136,8 @@ def _text(summary: dict[str, Any], results: dict[str, dict[str, Any]], seconds: 
 
 def _draw(out: Path, dataset: Dataset, names: list[str]) -> None:
     """One column per corruption, with the test images in their order: nothing is picked by hand."""
+    with np.load(out / "evaluation-mt3.npz", allow_pickle=False) as file:
+        names = names[: len(file["labels"])]
     clean = dataset.test_images[: len(names)]
     corrupted = np.concatenate(
         [corruptions.apply(clean[i : i + 1], name, SEVERITY, first_index=i) for i, name in enumerate(names)]

@@ -6,13 +6,19 @@ same corruption and, adapted to the clean image, under every corruption.
 """
 
 import multiprocessing
+import os
 import platform
 import shutil
 import signal
+import threading
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +31,7 @@ from mt3 import corruptions
 from mt3.adapt import Adapter, view_average
 from mt3.checkpoint import tensors_hash
 from mt3.data import CorruptedSet, Dataset
+from mt3.data.dataset import check_labels
 from mt3.errors import InputError, name_list
 from mt3.files import atomic_path, read_json, write_json
 from mt3.measure import fixed_and_broken, gains, is_correct, measure
@@ -70,6 +77,15 @@ class TestImages:
             return {"kind": "directory", "name": self.corrupted.directory.resolve().name}
         return {"kind": "generated", "version": __version__, "seed": self.seed}
 
+    def for_testing(self) -> "TestImages":
+        """The same without the training images, for sending to other processes."""
+        if self.dataset is None:
+            return self
+        nothing = self.dataset.train_images[:0]
+        return replace(
+            self, dataset=replace(self.dataset, train_images=nothing, train_labels=self.dataset.train_labels[:0])
+        )
+
     def take(self, source: Source, start: int, stop: int) -> NDArray[np.uint8]:
         """Images start..stop-1 (N, 32, 32, 3) under a corruption and severity, or clean."""
         if source != CLEAN and self.corrupted is not None:
@@ -91,6 +107,7 @@ def make_protocol(
     adapter: Adapter | None,
     controls: bool,
     seed: int,
+    views: int | None,
     about: dict[str, Any],
 ) -> dict[str, Any]:
     """Everything that the numbers depend on."""
@@ -113,8 +130,10 @@ def make_protocol(
         "adapts": adapter is not None,
         "steps": adapter.steps if adapter else 0,
         "lr": adapter.lr if adapter else None,
-        "views": adapter.views if adapter else model.adapt_views,
+        "views": adapter.views if adapter else views or model.adapt_views,
         "clip": model.adapt_clip if adapter else None,
+        "clip_mode": model.clip_mode,
+        "crop_max": model.crop_max,
         "fresh_views": model.fresh_views,
         "seed": seed,
         "controls": controls,
@@ -148,21 +167,29 @@ def evaluate(
     What was evaluated before an interruption, under the same protocol, is not evaluated again. `workers` processes
     of one CPU thread each share the work.
     """
+    if out.suffix != ".json":
+        raise InputError(f"Expected a name ending in .json for the results, got {out}; the NPZ goes beside it.")
+    if workers > 1 and model.stem.weight.device.type != "cpu":
+        raise InputError("Worker processes are for the CPU; on another device use --workers 1.")
     model.eval()
+    check_labels(images.labels, model.num_classes, "The test split")
+    if model.selfsup == "none" and (steps is not None or lr is not None):
+        raise InputError("This model has nothing to adapt with; drop --steps and --lr.")
     adapter = None if model.selfsup == "none" else Adapter(model, steps, lr, views, seed)
     sources = [(name, severity) for severity in severities for name in names]
-    protocol = make_protocol(model, images, sources, limit, adapter, controls, seed, about or {})
+    protocol = make_protocol(model, images, sources, limit, adapter, controls, seed, views, about or {})
     if out.exists():
-        finished: dict[str, Any] = read_json(out)
-        _require_same(finished.get("protocol", {}), protocol, out)
-        return finished
+        finished = read_json(out)
+        _require_same(finished.get("protocol"), protocol, out)
+        if out.with_suffix(".npz").exists():
+            return finished
     pieces = out.with_name(out.name + ".partial")
     _open_pieces(pieces, protocol)
     everything = ([CLEAN] if images.dataset is not None else []) + sources
     bounds = list(_bounds(protocol["images"]))
     todo = [(source, start, stop) for start, stop in bounds for source in everything]
-    missing = [job for job in todo if not _piece_path(pieces, *job[:2]).exists()]
-    job = _Job(model, adapter, images, sources, controls, seed, pieces)
+    missing = [piece for piece in todo if not _is_whole(_piece_path(pieces, *piece[:2]), piece, model.num_classes)]
+    job = _Job(model, adapter, images.for_testing(), sources, controls, seed, views, pieces)
     done = sum(stop - start for _, start, stop in todo) - sum(stop - start for _, start, stop in missing)
     with Progress("evaluate", protocol["images"] * len(everything), "images", done) as progress:
         for count in _run(job, missing, workers):
@@ -186,6 +213,7 @@ class _Job(NamedTuple):
     sources: list[Source]
     controls: bool
     seed: int
+    views: int | None
     pieces: Path
 
 
@@ -199,13 +227,36 @@ def _run(job: _Job, todo: list[Piece], workers: int) -> Iterator[int]:
             yield _evaluate_piece(job, piece)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(todo)), context, _start_worker, (job,)) as pool:
-        try:
-            for future in as_completed([pool.submit(_work, piece) for piece in todo]):
-                yield future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    pool = ProcessPoolExecutor(min(workers, len(todo)), context, _start_worker, (job,))
+    try:
+        with _interrupts_ignored():  # the workers start with the first submission and inherit this
+            futures = [pool.submit(_work, piece) for piece in todo]
+        for future in as_completed(futures):
+            yield future.result()
+    except BrokenProcessPool:
+        raise InputError(
+            "A worker process was ended from outside, perhaps for want of memory; run the command again to go on "
+            "where it stopped, with fewer --workers."
+        ) from None
+    except BaseException:
+        for child in multiprocessing.active_children():  # pieces appear by rename, so killing loses nothing else
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Let Ctrl-C reach this process alone, which then ends its workers; only the main thread may set this."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 _worker_job: _Job | None = None
@@ -213,9 +264,16 @@ _worker_job: _Job | None = None
 
 def _start_worker(job: _Job) -> None:
     global _worker_job
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     torch.set_num_threads(1)
     _worker_job = job
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _work(piece: Piece) -> int:
@@ -238,7 +296,10 @@ def _tensor(images: NDArray[np.uint8], device: torch.device) -> Tensor:
 
 
 def _probabilities(logits: Tensor) -> NDArray[np.float32]:
-    return np.asarray(logits.float().softmax(-1).cpu().numpy())
+    p = np.asarray(logits.float().softmax(-1).cpu().numpy())
+    if not np.isfinite(p).all():
+        raise InputError("The model's answer is not finite; lower --lr, or train it again.")
+    return p
 
 
 def _evaluate_piece(job: _Job, piece: Piece) -> int:
@@ -257,7 +318,7 @@ def _predict_piece(job: _Job, source: Source, start: int, stop: int) -> Results:
     with torch.no_grad():
         results: Results = {"before": _probabilities(model(batch))}
     if adapter is None:
-        return results | {"view_average": view_average(model, batch, job.seed).float().cpu().numpy()}
+        return results | {"view_average": view_average(model, batch, job.seed, job.views).float().cpu().numpy()}
     # what the model adapted to image i predicts: the image itself and, as controls, its neighbour
     wanted: list[tuple[str, Tensor, int]] = [("after", batch, 0)]  # (row, images, distance)
     if job.controls and source == CLEAN:
@@ -327,13 +388,25 @@ def _open_pieces(directory: Path, protocol: dict[str, Any]) -> None:
         write_json(path, protocol)
 
 
-def _require_same(old: dict[str, Any], new: dict[str, Any], where: Path) -> None:
+def _require_same(old: Any, new: dict[str, Any], where: Path) -> None:
+    if not isinstance(old, dict):
+        raise InputError(f"{where} does not hold an evaluation; choose another --out, or delete it.")
     changed = [k for k in old.keys() | new.keys() if old.get(k) != new.get(k)]
     if changed:
         raise InputError(
             f"{where} holds an evaluation under another protocol ({name_list(sorted(changed))} differ); "
             "choose another --out, or delete it."
         )
+
+
+def _is_whole(path: Path, piece: Piece, classes: int) -> bool:
+    """Whether a piece is there and complete; a damaged one counts as missing and is evaluated again."""
+    try:
+        results = _read_npz(path)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
+        return False
+    shape = (piece[2] - piece[1], classes)
+    return "before" in results and all(p.shape == shape for p in results.values())
 
 
 def _write_npz(path: Path, arrays: dict[str, Any]) -> None:

@@ -44,12 +44,17 @@ def write_json(path: str | Path, value: Any) -> None:
         temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def read_json(path: str | Path) -> Any:
-    """Read JSON, with a clear error when the file is missing or is not JSON."""
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Read a JSON object, with a clear error when the file is missing or is something else."""
     path = Path(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror}.") from error
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON ({error}); delete it or give another file.") from error
+    if not isinstance(value, dict):
+        raise InputError(
+            f"{path} must hold a JSON object, got a {type(value).__name__}; delete it or give another file."
+        )
+    return value

@@ -42,20 +42,23 @@ def read_image(path: str | Path) -> tuple[NDArray[np.uint8], list[str]]:
 
 def _convert(file: Image.Image) -> tuple[NDArray[np.uint8], list[str]]:
     notes = []
+    if getattr(file, "n_frames", 1) > 1:
+        notes.append("only the first frame is read")
     image: Image.Image = ImageOps.exif_transpose(file)
-    if image.mode == "P":
-        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
     if image.mode.startswith("I") or image.mode == "F":  # more than 8 bits a value
         values = np.asarray(image, dtype=np.float64)
-        top = 65535.0 if values.max(initial=0.0) > 255 else 255.0
+        high = values.max(initial=0.0)
+        top = 65535.0 if image.mode != "F" or high > 255 else 255.0 if high > 1 else 1.0
         image = Image.fromarray((values.clip(0, top) * (255.0 / top)).astype(np.uint8))
-        notes.append("scaled to 8 bits")
-    if "A" in image.getbands():
+        notes.append(f"scaled from 0..{top:g} to 8 bits")
+    if image.has_transparency_data:
         background = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(background, image.convert("RGBA"))
         notes.append("transparency laid on white")
     if image.mode in ("1", "L", "LA"):
         notes.append("grey repeated in three channels")
+    elif image.mode not in ("RGB", "RGBA"):
+        notes.append(f"converted from {image.mode}")
     image = image.convert("RGB")
     if image.size != (SIZE, SIZE):
         notes.append(f"{image.width}x{image.height} cut to its centre square and scaled to {SIZE}x{SIZE}")

@@ -4,7 +4,7 @@ Sun et al.'s network is the same ResNet of width 16 with `head="linear"` and `se
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -106,9 +106,17 @@ class MT3Model(
             raise InputError(one_of("self-supervised task", selfsup, SELFSUP))
         if head == "linear" and selfsup == "byol":
             raise InputError("The byol task shares the hidden layer of h; choose head 'mt3' or 'official'.")
-        groups = groups or max(1, min(16, width // 2))
-        if width < 1 or width % groups:
+        groups = max(1, min(16, width // 2)) if groups is None else groups
+        if width < 1 or groups < 1 or width % groups:
             raise InputError(f"Expected a width that {groups} groups divide, got {width}; choose other groups.")
+        if not 1 <= width <= 4096 or min(hidden, projection, adapt_views) < 1 or adapt_steps < 0:
+            raise InputError("Expected a width from 1 to 4096, and hidden, projection and adapt_views of at least 1.")
+        if not 0 <= adapt_lr < math.inf or (adapt_clip is not None and not 0 < adapt_clip < math.inf):
+            raise InputError(f"Expected a finite adapt_lr and an adapt_clip above 0, got {adapt_lr} and {adapt_clip}.")
+        if clip_mode not in ("global", "tensor") or not 20 <= crop_max <= 32:
+            raise InputError(f"Expected clip_mode global or tensor and crop_max 20 to 32, got {clip_mode}, {crop_max}.")
+        if classes is not None and len(classes) != num_classes:
+            raise InputError(f"Expected {num_classes} class names, got {len(classes)}.")
         if num_classes < 2:
             raise InputError(f"Expected at least 2 classes, got {num_classes}.")
         blocks = (depth - 2) // 6
@@ -160,6 +168,12 @@ class MT3Model(
         if self.selfsup == "rotation":
             turns = self.rotate(_pool(self.rotate_norm, self.rotate_stage(trunk)))
         return Outputs(logits, z, r, turns)
+
+    @classmethod
+    def _from_pretrained(cls, **arguments: Any) -> "MT3Model":
+        """As the mixin has it, but weights that do not fit the config are an error."""
+        model: MT3Model = super()._from_pretrained(**(arguments | {"strict": True}))
+        return model
 
     def adapted_names(self) -> tuple[str, ...]:
         """The parameters that feed the self-supervised loss, and so adapt: for byol all but the class layer."""

@@ -55,7 +55,8 @@ def result_table(columns: dict[str, tuple[dict[str, Any], str]]) -> str:
         ]
         for name, severity in keys
     ]
-    rows.append(["average", *(points(r["average"][row]) for r, row in columns.values())])
+    if keys:
+        rows.append(["average", *(points(r["average"][row]) for r, row in columns.values())])
     if all(r["clean"] is not None and row in r["clean"] for r, row in columns.values()):
         rows.append(["clean", *(points(r["clean"][row]["accuracy"]) for r, row in columns.values())])
     return text_table(["corruption", *columns], rows)
@@ -63,7 +64,8 @@ def result_table(columns: dict[str, tuple[dict[str, Any], str]]) -> str:
 
 def evaluation_summary(result: dict[str, Any]) -> str:
     """What one evaluation found, for people: the table, the gain and its parts."""
-    rows = [row for row in ROW_TITLES if result["average"].get(row) is not None]
+    found = result["corruptions"] or [result["clean"]]
+    rows = [row for row in ROW_TITLES if row in found[0]]
     lines = [result_table({row.replace("_", " "): (result, row) for row in rows}), ""]
     if "gain" in result:
         lines.append(
@@ -97,7 +99,7 @@ def draw_examples(
             axis.imshow(image, interpolation="nearest")
             axis.set_xticks([])
             axis.set_yticks([])
-        axes[0, i].set_title(f"it is {truth[i]}", fontsize=9)
+        axes[0, i].set_title(f"truth: {truth[i]}", fontsize=9)
         axes[1, i].set_title(names[i].replace("_", "\n"), fontsize=8)
         before, before_right, after, after_right = texts[i]
         for line, (text, right) in enumerate(((f"before: {before}", before_right), (f"after: {after}", after_right))):

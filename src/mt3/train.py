@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,11 +15,20 @@ from torch import Tensor
 
 from mt3.adapt import Params, clip_gradients, forward, inner_loop
 from mt3.augment import apply_shift, crop_and_flip, draw_shift, make_views, rotate, seeded_generator
-from mt3.checkpoint import METRICS_FILE, RUN_FILE, load, load_checkpoint, save_checkpoint, save_model
+from mt3.checkpoint import (
+    METRICS_FILE,
+    MODEL_FILES,
+    RUN_FILE,
+    load,
+    load_checkpoint,
+    read_run,
+    save_checkpoint,
+    save_model,
+)
 from mt3.config import Config, config_from_dict, config_to_dict
 from mt3.data import Dataset
 from mt3.errors import InputError, name_list
-from mt3.files import atomic_path, read_json, write_json
+from mt3.files import atomic_path, write_json
 from mt3.model import MT3Model, as_float, refuse_batch_norm
 from mt3.progress import Progress
 from mt3.selfsup import Views, selfsup_loss
@@ -134,11 +144,12 @@ def joint_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
 def meta_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
     """The joint loss after the inner loop, differentiable through it."""
     assert task.views is not None
+    views = task.views
     model, theta = state.model, _theta(state.model)
     inner = inner_loop(
         model,
         theta,
-        [task.views],
+        lambda step: views,
         model.adapted_names(),
         config.inner_steps,
         config.inner_lr,
@@ -283,7 +294,10 @@ def warm_start(model: MT3Model, source: MT3Model, name: str | Path) -> None:
     fitting = {n: t for n, t in given.items() if n in own and own[n].shape == t.shape}
     if "stem.weight" not in fitting:
         raise InputError(f"The network of {name} differs from this run's; give both the same depth, width and groups.")
-    unfit = sorted(n for n in given if n.startswith("stage") and n not in fitting)
+    trunk = ("stage", "norm")
+    unfit = sorted(n for n in own.keys() | given.keys() if n.startswith(trunk) and n not in fitting)
+    if model.norm.num_groups != source.norm.num_groups:
+        unfit.append(f"the norms ({source.norm.num_groups} groups, here {model.norm.num_groups})")
     if unfit:
         raise InputError(f"The network of {name} differs from this run's at {unfit[0]}; give both the same network.")
     model.load_state_dict(own | fitting)
@@ -338,19 +352,21 @@ def train(
         )
     total_steps = max(1, round(config.epochs * steps_per_epoch))
     last_step = min(total_steps, max_steps) if max_steps is not None else total_steps
-    run = _open_run(out, config, resume, init) | {"data_dir": None if data_dir is None else str(data_dir.resolve())}
+    run = _check_run(out, config, resume, init) | {"data_dir": None if data_dir is None else str(data_dir.resolve())}
     found = load_checkpoint(out) if resume else None
     state = make_state(config, dataset, device, Path(run["init"]) if run["init"] and found is None else None)
     start, seconds = 0, 0.0
     if found is not None:
         start, tensors, seconds = found
         _restore(state, tensors)
+    writer = _tensorboard(out) if tensorboard else None
+    write_json(out / RUN_FILE, run)  # nothing is left behind by settings that were refused
     _cut_metrics(out / METRICS_FILE, start)
     images = torch.from_numpy(dataset.train_images).permute(0, 3, 1, 2).contiguous().to(device)
     labels = torch.from_numpy(dataset.train_labels).to(device)
-    writer = _tensorboard(out) if tensorboard else None
     began = time.monotonic() - seconds
     step = saved = start
+    between_steps = True
     try:
         with (
             open(out / METRICS_FILE, "a", encoding="utf-8") as metrics_file,
@@ -359,6 +375,7 @@ def train(
             while step < last_step:
                 log = (step + 1) % config.log_every == 0
                 metrics = gradient_of_step(state, images, labels, config, step, steps_per_epoch, log)
+                between_steps = False
                 metrics |= apply_gradient(state, config, step, total_steps, steps_per_epoch)
                 if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
                     raise InputError(
@@ -372,14 +389,15 @@ def train(
                     if writer is not None:
                         for name, value in metrics.items():
                             writer.add_scalar(name, value, step)
+                between_steps = True
                 if step % config.checkpoint_every == 0 and step < last_step:
                     metrics_file.flush()
                     saved = _save(out, state, step, time.monotonic() - began)
                 progress.advance(note=_note(metrics))
     except KeyboardInterrupt:
-        if step > saved:
-            _save(out, state, step, time.monotonic() - began)
-        print(f"Stopped after step {step}; continue with --resume.", flush=True)
+        if between_steps and step > saved:  # else the state is half way to the next step
+            saved = _save(out, state, step, time.monotonic() - began)
+        print(f"Stopped; --resume continues after step {saved}.", file=sys.stderr)
         raise
     finally:
         if writer is not None:
@@ -404,23 +422,26 @@ def _note(metrics: dict[str, float]) -> str:
     return note
 
 
-def _open_run(out: Path, config: Config, resume: bool, init: Path | None) -> dict[str, Any]:
-    """Make the run directory, or check that the one to be resumed is of the same config."""
-    path = out / RUN_FILE
-    run = {"config": config_to_dict(config), "init": None if init is None else str(init)}
-    if path.exists():
+def _check_run(out: Path, config: Config, resume: bool, init: Path | None) -> dict[str, Any]:
+    """What run.json will say; refuses a directory that holds a run, unless it is to be resumed with its config."""
+    now = config_to_dict(config)
+    run: dict[str, Any] = {"config": now, "init": None if init is None else str(init)}
+    old = read_run(out)
+    if not old and any((out / name).exists() for name in ("checkpoints", *MODEL_FILES)):
+        raise InputError(f"{out} holds a model or checkpoints but no {RUN_FILE}; choose another --out.")
+    if old:
         if not resume:
             raise InputError(f"{out} already holds a run; pass --resume to continue it, or choose another --out.")
-        old = read_json(path)
-        before, now = config_to_dict(config_from_dict(old["config"])), run["config"]
-        changed = [k for k in now if before[k] != now[k] and k not in BOOKKEEPING] if isinstance(now, dict) else []
+        before = config_to_dict(config_from_dict(old["config"]))
+        changed = [k for k in now if before[k] != now[k] and k not in BOOKKEEPING]
+        if init is not None and run["init"] != old.get("init"):
+            raise InputError(f"The run in {out} was started from {old.get('init')}, not from {init}; drop --init.")
         if changed:
             raise InputError(
                 f"The run in {out} was started with other settings ({name_list(changed)} differ: "
                 f"{name_list(f'{k}={before[k]}' for k in changed)}); give the same ones or choose another --out."
             )
         run["init"] = old.get("init")
-    write_json(path, run)
     return run
 
 
@@ -429,11 +450,11 @@ def _cut_metrics(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             break  # a line cut short by a kill; nothing after it counts
     with atomic_path(path) as temporary:
         temporary.write_text("".join(kept), encoding="utf-8")

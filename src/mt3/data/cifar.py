@@ -302,8 +302,6 @@ def _corruption_names(directory: Path) -> list[str]:
 def _read_protocol(path: Path) -> tuple[tuple[int, ...], int | None]:
     """Return the severities and the images of each, or None where the file does not say."""
     protocol = read_json(path) if path.exists() else {}
-    if not isinstance(protocol, dict):
-        raise InputError(f"{path} must hold a JSON object; delete it or write the set again.")
     severities, images = protocol.get("severities", [1, 2, 3, 4, 5]), protocol.get("images")
     whole = isinstance(severities, list) and all(type(s) is int and s > 0 for s in severities)
     if not whole or not severities or severities != sorted(set(severities)):
