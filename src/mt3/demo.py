@@ -21,9 +21,9 @@ from mt3.progress import duration
 from mt3.report import draw_examples, interval, result_table
 from mt3.train import train
 
-IMAGES = 150  # held-out images under each corruption
+IMAGES = 200  # held-out images under each corruption
 SEVERITY = 5
-WARM_EPOCHS = 35  # of supervised training, which both models start with
+WARM_EPOCHS = 45  # of supervised training, which both models start with
 
 
 def run_demo(
@@ -70,6 +70,7 @@ def _evaluate(
         [SEVERITY],
         file,
         limit=images,
+        views=None if controls else 1,  # the plain model's view average is not shown
         controls=controls,
         about=about,
         workers=workers,

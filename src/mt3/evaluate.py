@@ -229,7 +229,7 @@ def _run(job: _Job, todo: list[Piece], workers: int) -> Iterator[int]:
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(workers, len(todo)), context, _start_worker, (job,))
     try:
-        with _interrupts_ignored():  # the workers start with the first submission and inherit this
+        with _interrupts_held():  # the workers start with the first submission
             futures = [pool.submit(_work, piece) for piece in todo]
         for future in as_completed(futures):
             yield future.result()
@@ -247,16 +247,16 @@ def _run(job: _Job, todo: list[Piece], workers: int) -> Iterator[int]:
 
 
 @contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Let Ctrl-C reach this process alone, which then ends its workers; only the main thread may set this."""
-    if threading.current_thread() is not threading.main_thread():
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back; a process started meanwhile never gets it, and is ended by this one, which gets it after."""
+    if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 _worker_job: _Job | None = None
