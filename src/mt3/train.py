@@ -378,9 +378,10 @@ def train(
                 between_steps = False
                 metrics |= apply_gradient(state, config, step, total_steps, steps_per_epoch)
                 if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
+                    kept = f"the last good checkpoint, step {saved}, stays" if saved else "there is no checkpoint yet"
                     raise InputError(
                         f"The loss or its gradient is not finite at step {step + 1} (loss {metrics['loss']}, gradient "
-                        f"norm {metrics['grad_norm']}); the last good checkpoint, step {saved}, stays: lower lr."
+                        f"norm {metrics['grad_norm']}); {kept}: lower lr."
                     )
                 step += 1
                 if log:
