@@ -21,7 +21,7 @@ from mt3.progress import duration
 from mt3.report import draw_examples, interval, result_table
 from mt3.train import train
 
-IMAGES = 150  # held-out images under each corruption
+IMAGES = 100  # held-out images under each corruption
 SEVERITY = 5
 WARM_EPOCHS = 45  # of supervised training, which both models start with
 
