@@ -119,7 +119,19 @@ def test_batch_norm_is_refused_with_a_reason():
     refuse_batch_norm(mt3.MT3Model(10, depth=8, width=4))
 
 
-@pytest.mark.parametrize("change", [{"depth": "8"}, {"colour": 1}, {"adapt_views": 0}, {"classes": ["a"]}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"depth": "8"},
+        {"width": None},
+        {"adapt_steps": 1.5},
+        {"fresh_views": 1},
+        {"classes": "ab"},
+        {"colour": 1},
+        {"adapt_views": 0},
+        {"classes": ["a"]},
+    ],
+)
 def test_damaged_config_is_refused(tmp_path, change):
     mt3.MT3Model(4, depth=8, width=4).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

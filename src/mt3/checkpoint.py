@@ -5,8 +5,10 @@ import inspect
 import os
 import sys
 import tempfile
+import typing
 from collections.abc import Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import torch
@@ -140,4 +142,16 @@ def _model_config(path: Path) -> dict[str, Any]:
     unknown = sorted(config.keys() - valid)
     if unknown:
         raise InputError(f"{path} has the unknown key '{unknown[0]}': expected one of {name_list(sorted(valid))}.")
+    hints = typing.get_type_hints(MT3Model.__init__)
+    for key, value in config.items():
+        if not _fits(value, hints[key]):
+            raise InputError(f"{path}: expected {key} to be {hints[key]}, got {value!r}; the file is damaged.")
     return config
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a JSON value is of an annotated type; a whole number will do for a float."""
+    kinds = [typing.get_origin(k) or k for k in (typing.get_args(hint) if isinstance(hint, UnionType) else (hint,))]
+    if isinstance(value, bool):
+        return bool in kinds
+    return any(isinstance(value, k) or (k is float and isinstance(value, int)) for k in kinds)
