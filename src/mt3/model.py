@@ -12,6 +12,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from mt3.errors import InputError, one_of
+from mt3.layers import Conv2d, GroupNorm
 from mt3.method import SELFSUP
 
 NORM_EPS = 1e-3  # the authors' code
@@ -35,10 +36,10 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int, activated_shortcut: bool) -> None:
         super().__init__()
-        self.norm1 = nn.GroupNorm(groups, inputs, eps=NORM_EPS)
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1)
-        self.norm2 = nn.GroupNorm(groups, outputs, eps=NORM_EPS)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.norm1 = GroupNorm(groups, inputs, eps=NORM_EPS)
+        self.conv1 = Conv2d(inputs, outputs, 3, stride, padding=1)
+        self.norm2 = GroupNorm(groups, outputs, eps=NORM_EPS)
+        self.conv2 = Conv2d(outputs, outputs, 3, padding=1)
         self.activated_shortcut = activated_shortcut
         self.extra_channels = outputs - inputs
 
@@ -125,11 +126,11 @@ class MT3Model(
         self.adapt_clip, self.clip_mode = adapt_clip, clip_mode
         self.fresh_views, self.crop_max = fresh_views, crop_max
 
-        self.stem = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.stem = Conv2d(3, width, 3, padding=1, bias=False)
         self.stage1 = _stage(blocks, width, width, groups, first=True)
         self.stage2 = _stage(blocks, width, 2 * width, groups)
         self.stage3 = _stage(blocks, 2 * width, 4 * width, groups)
-        self.norm = nn.GroupNorm(groups, 4 * width, eps=NORM_EPS)
+        self.norm = GroupNorm(groups, 4 * width, eps=NORM_EPS)
         features = 4 * width
         # the hidden layer that the classifier shares with the projector
         self.hidden = None if head == "linear" else nn.Linear(features, hidden, bias=head == "mt3")
@@ -139,7 +140,7 @@ class MT3Model(
             self.predict = _mlp(projection, hidden, projection)
         if selfsup == "rotation":
             self.rotate_stage = _stage(blocks, 2 * width, 4 * width, groups)
-            self.rotate_norm = nn.GroupNorm(groups, features, eps=NORM_EPS)
+            self.rotate_norm = GroupNorm(groups, features, eps=NORM_EPS)
             self.rotate = nn.Linear(features, 4)
         self.reset_parameters()
 

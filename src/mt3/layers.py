@@ -1,0 +1,200 @@
+"""Convolution and group normalisation whose gradients of gradients are as cheap as their arithmetic.
+
+PyTorch differentiates a convolution's backward pass by convolutions with kernels as large as the image, and that of
+group normalisation by some forty passes over the activations. Here both are written out: a convolution's second
+derivative is four convolutions of the usual kind, a norm's is five sums and two linear combinations. Activations are
+kept channels-last, the layout in which these kernels are fastest. Third derivatives are refused.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function, once_differentiable
+
+Grad = Tensor | None
+Layout = tuple[list[int], list[int]]  # stride, padding
+
+LAST = torch.channels_last
+
+
+class Conv2d(nn.Conv2d):
+    """`nn.Conv2d` without dilation or groups, twice differentiable at the price of its arithmetic."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layout = (list(self.stride), [int(p) for p in self.padding])
+        y: Tensor = _Convolution.apply(x, self.weight, self.bias, layout)
+        return y
+
+
+class GroupNorm(nn.GroupNorm):
+    """`nn.GroupNorm` of images, twice differentiable in few passes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _Norm.apply(x, self.weight, self.bias, self.num_groups, self.eps)[0]
+        return y
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Grad, layout: Layout) -> Tensor:
+    stride, padding = layout
+    return torch.convolution(x, weight, bias, stride, padding, [1, 1], False, [0, 0], 1)
+
+
+def _convolve_backward(
+    g: Tensor, x: Tensor, weight: Tensor, layout: Layout, wanted: tuple[bool, bool, bool]
+) -> tuple[Grad, Grad, Grad]:
+    """Gradients for the input, the weight and the bias; None for what is not wanted."""
+    if not any(wanted):
+        return None, None, None
+    stride, padding = layout
+    size = [weight.shape[0]]
+    gradients: tuple[Grad, Grad, Grad] = torch.ops.aten.convolution_backward(
+        g, x, weight, size, stride, padding, [1, 1], False, [0, 0], 1, list(wanted)
+    )
+    return gradients
+
+
+class _Convolution(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Grad, layout: Layout) -> Tensor:
+        return _convolve(x.contiguous(memory_format=LAST), weight, bias, layout)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias, ctx.layout = inputs
+        ctx.save_for_backward(x, weight)
+        ctx.with_bias = bias is not None
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Grad, Grad, Grad, None]:
+        x, weight = ctx.saved_tensors
+        wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.with_bias and ctx.needs_input_grad[2])
+        return *_ConvolutionBackward.apply(g, x, weight, ctx.layout, wanted), None
+
+
+class _ConvolutionBackward(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        g: Tensor, x: Tensor, weight: Tensor, layout: Layout, wanted: tuple[bool, bool, bool]
+    ) -> tuple[Grad, Grad, Grad]:
+        g, x = g.contiguous(memory_format=LAST), x.contiguous(memory_format=LAST)
+        return _convolve_backward(g, x, weight, layout, wanted)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Grad, Grad, Grad]) -> None:
+        g, x, weight, ctx.layout, _ = inputs
+        ctx.save_for_backward(g, x, weight)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, to_x: Grad, to_weight: Grad, to_bias: Grad) -> tuple[Grad, Grad, Grad, None, None]:
+        """Both gradients are bilinear: dx in (g, weight), dweight in (g, x); so each side is a convolution again."""
+        g, x, weight = (t.contiguous(memory_format=LAST) if t.dim() == 4 else t for t in ctx.saved_tensors)
+        need_g, need_x, need_weight = ctx.needs_input_grad[:3]
+        for_g: Grad = None
+        for_x: Grad = None
+        for_weight: Grad = None
+        if to_x is not None:
+            to_x = to_x.contiguous(memory_format=LAST)
+            if need_g:
+                for_g = _convolve(to_x, weight, to_bias, ctx.layout)
+            for_weight = _convolve_backward(g, to_x, weight, ctx.layout, (False, need_weight, False))[1]
+        elif to_bias is not None and need_g:
+            for_g = to_bias.view(1, -1, 1, 1).expand_as(g)
+        if to_weight is not None:
+            if need_g:
+                other = _convolve(x, to_weight, None, ctx.layout)
+                for_g = other if for_g is None else for_g + other
+            for_x = _convolve_backward(g, x, to_weight, ctx.layout, (need_x, False, False))[0]
+        return for_g, for_x, for_weight, None, None
+
+
+class _Norm(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        n, c, h, w = x.shape
+        y, mean, rstd = torch.native_group_norm(
+            x.contiguous(memory_format=LAST), weight, bias, n, c, h * w, groups, eps
+        )
+        return y, mean, rstd
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        x, weight, _, ctx.groups, _ = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(x, weight, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *_: Grad) -> tuple[Grad, Grad, Grad, None, None]:
+        x, weight, mean, rstd = ctx.saved_tensors
+        return *_NormBackward.apply(g, x, weight, mean, rstd, ctx.groups), None, None
+
+
+class _NormBackward(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, groups: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        n, c, h, w = x.shape
+        g, x = g.contiguous(memory_format=LAST), x.contiguous(memory_format=LAST)
+        gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_group_norm_backward(
+            g, x, mean, rstd, weight, n, c, h * w, groups, [True, True, True]
+        )
+        return gradients
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        *tensors, ctx.groups = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, v: Tensor, to_weight: Tensor, to_bias: Tensor) -> tuple[Grad, ...]:
+        """Differentiate dx = J (weight g), dweight = sum g xhat, dbias = sum g, for the cotangents v, to_weight, to_bias.
+
+        With xhat = (x - mean) rstd and m() the mean over a group, J u = rstd (u - m(u) - xhat m(u xhat)). Everything
+        below is a linear combination of v, g, x and 1 whose coefficients come from five sums over the pixels.
+        """
+        g, x, weight, mean, rstd = ctx.saved_tensors
+        n, c = x.shape[:2]
+        members = c // ctx.groups  # channels of a group
+        size = members * x[0, 0].numel()  # values of a group
+
+        def by_channel(of_group: Tensor) -> Tensor:  # (N, G) -> (N, C)
+            return of_group.repeat_interleave(members, dim=1)
+
+        def m(of_channel: Tensor) -> Tensor:  # sums (N, C) -> means of the groups, for each channel
+            return by_channel(of_channel.view(n, ctx.groups, members).sum(2) / size)
+
+        def pixels(coefficient: Tensor) -> Tensor:  # (N, C) -> (N, C, 1, 1)
+            return coefficient[:, :, None, None]
+
+        mean, r = by_channel(mean), by_channel(rstd)
+        sum_v, sum_g = v.sum((2, 3)), g.sum((2, 3))  # (N, C)
+        sum_vx = r * ((v * x).sum((2, 3)) - mean * sum_v)  # of v xhat
+        sum_gx = r * ((g * x).sum((2, 3)) - mean * sum_g)  # of g xhat
+        sum_vg = (v * g).sum((2, 3))
+        mean_v, a, mean_g, b = m(sum_v), m(sum_vx), m(weight * sum_g), m(weight * sum_gx)
+        covariance = m(weight * sum_vg) - mean_v * mean_g - a * b
+
+        # for g: weight J v + to_weight xhat + to_bias
+        on_x = r * (to_weight - weight * r * a)
+        rest = to_bias - weight * r * mean_v - on_x * mean
+        for_g = torch.addcmul(torch.addcmul(pixels(rest), pixels(on_x), x), pixels(weight * r), v)
+        # for x: what moves with rstd and xhat in <v, J (weight g)>, and J (to_weight g)
+        on_x = -r * (r * r * (covariance - 2 * a * b) + r * m(to_weight * sum_gx))
+        rest = r * r * (b * mean_v + a * mean_g) - r * m(to_weight * sum_g) - on_x * mean
+        on_g = r * (to_weight - r * a * weight)
+        for_x = torch.addcmul(torch.addcmul(pixels(rest), pixels(on_x), x), pixels(-r * r * b), v)
+        for_x = for_x.addcmul_(pixels(on_g), g)
+        for_weight = (r * (sum_vg - mean_v * sum_g - a * sum_gx)).sum(0)
+        return for_g, for_x, for_weight, None, None, None
