@@ -57,7 +57,7 @@ def gaussian(x: Floats, std: float) -> Floats:
 
 
 def glass_blur(images: Bytes, glass_parameters: tuple[float, int], generators: Generators) -> Bytes:
-    """Blur by `std`, let each pixel take the place of a neighbour `passes` times, and blur again.
+    """Blur by `std`, replace pixels by near ones `passes` times, and blur again.
 
     In a pass every pixel but those of the first two rows and columns becomes the one 0 or 1 above and 0 or 1 to the
     left, each with probability one half. The published generator goes from the last pixel to the first and means to

@@ -39,10 +39,11 @@ def elastic_transform(images: Bytes, elastic_parameters: tuple[float, float, flo
     corners = np.array([[26.0, 26.0], [26.0, 6.0], [6.0, 6.0]])  # as (x, y)
     shifts = np.stack([generator.uniform(-shear, shear, (3, 2)) for generator in generators])
     # (x, y, 1) of a moved point times this matrix is where it came from
-    back = np.linalg.solve(_with_one(corners + shifts), corners)  # (N, 3, 2)
+    back = np.linalg.solve(_with_one(corners + shifts), np.broadcast_to(corners, shifts.shape))  # (N, 3, 2)
     y, x = np.mgrid[:SIZE, :SIZE].astype(np.float64)
-    came_from = x[..., None] * back[:, None, None, 0] + y[..., None] * back[:, None, None, 1] + back[:, None, None, 2]
-    warped = _sample(to_unit(images), came_from[..., 1], came_from[..., 0], _mirror)
+    by_x, by_y, offset = back.transpose(1, 2, 0)[..., None, None]  # each (2, N, 1, 1), for x and y
+    from_x, from_y = x * by_x + y * by_y + offset
+    warped = _sample(to_unit(images), from_y, from_x, _mirror)
     if strength == 0:
         return to_bytes(warped)
     noise = np.stack([generator.uniform(-1, 1, (2, SIZE, SIZE)) for generator in generators])

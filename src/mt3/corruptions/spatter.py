@@ -1,7 +1,7 @@
 """Spatter: drops of water or of mud on the lens.
 
-Water needs four of OpenCV's byte operations (Canny, distance transform, equalisation, filters); they are restated here
-in whole numbers, so that they agree to the bit, and for whole batches.
+Water needs operations of OpenCV (Canny, distance transform, equalisation, filters); they are restated here in whole
+numbers, so that they give its bytes, and for whole batches.
 """
 
 from typing import Any, Literal
@@ -18,13 +18,23 @@ __all__ = ["canny", "distance", "equalise", "spatter"]
 
 WATER = np.array([175, 238, 238]) / 255.0
 MUD = np.array([63, 42, 20]) / 255.0
-FAR = 20  # pixels at which the distance to an edge is cut
-UNIT = 1 << 16  # of OpenCV's distances, which are whole numbers
-# the moves of the distance transform and their lengths: a step, a diagonal and a knight's move
-MOVES = {(0, 1): 1.0, (1, 1): 1.4, (1, 2): 2.1969}
+UNIT = 10_000  # to the pixel: with whole numbers, no rounding decides where a distance is truncated
+FAR = 20 * UNIT  # distances to an edge are cut here
+# the moves (rows, columns) of the distance transform: a step, a diagonal and a knight's move in every direction
+MOVES = {
+    (row, column): np.int32(round(length * UNIT))
+    for row in range(-2, 3)
+    for column in range(-2, 3)
+    for shape, length in (((0, 1), 1.0), ((1, 1), 1.4), ((1, 2), 2.1969))
+    if tuple(sorted((abs(row), abs(column)))) == shape
+}
+# 3 x 3 filters: Sobel's two factors, and light from the lower right
 SMOOTH = np.array([1, 2, 1])
 SLOPE = np.array([-1, 0, 1])
-LIGHT = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])  # a relief lit from the lower right
+LIGHT = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
+BORDER = ((0, 0), (1, 1), (1, 1))
+NEIGHBOURS = np.zeros((3, 3, 3), dtype=bool)
+NEIGHBOURS[1] = True  # the eight in the same image, none in another
 
 Whole = npt.NDArray[np.int64]  # (N, 32, 32)
 Marks = npt.NDArray[np.bool_]  # (N, 32, 32)
@@ -50,85 +60,80 @@ def spatter(images: Bytes, spatter_parameters: Parameters, generators: Generator
 
 def _water(layer: Floats) -> Floats:
     """Shade the drops of `layer` by their distance to the rims, as if lit from one side; the brightest has 1."""
-    levels = (layer * 255).astype(np.int64) % 256  # a cast to bytes that wraps
-    shade = np.clip(_correlate(equalise(_box_sum(distance(canny(levels))) // (9 * UNIT)), LIGHT), 0, 255)
-    # no ninth lies halfway between whole numbers
-    water = levels * ((2 * _box_sum(shade) + 9) // 18)
-    brightest = water.max(axis=(1, 2), keepdims=True)
-    return water / np.maximum(brightest, 1)
+    levels = (layer * 255).astype(np.int64) % 256  # as a cast to bytes does, which wraps
+    depth = _box_sum(distance(canny(levels))) // (9 * UNIT)
+    relief = np.clip(_correlate(equalise(depth), LIGHT), 0, 255)
+    water = levels * ((2 * _box_sum(relief) + 9) // 18)  # a sum of whole numbers over 9, rounded: there are no ties
+    shade: Floats = water / np.maximum(water.max(axis=(1, 2), keepdims=True), 1)
+    return shade
 
 
 def canny(levels: Whole, low: int = 50, high: int = 150) -> Marks:
     """Mark the edges of byte images: maxima of the slope above `high`, and those above `low` that touch them."""
-    padded = np.pad(levels, ((0, 0), (1, 1), (1, 1)), mode="edge")
+    padded = np.pad(levels, BORDER, mode="edge")
     across = _filter(padded, SMOOTH[:, None] * SLOPE)
     down = _filter(padded, SLOPE[:, None] * SMOOTH)
-    steep = np.pad(np.abs(across) + np.abs(down), ((0, 0), (1, 1), (1, 1)))
-    centre = steep[:, 1:-1, 1:-1]
-
-    def at(row: int, column: int) -> Whole:
-        return steep[:, 1 + row : 1 + row + SIZE, 1 + column : 1 + column + SIZE]
-
-    # the tangent of 22.5 degrees in units of 2^-15; that of 67.5 degrees is 2 more
-    x, y = np.abs(across), np.abs(down) << 15
-    flat, upright = y < 13573 * x, y > (13573 + (2 << 15)) * x
-    falling = (across ^ down) >= 0  # both slopes have one sign: the gradient runs along the main diagonal
-    # of two equal neighbours along an axis the later one counts as the maximum
-    peak = np.select(
-        [flat, upright, falling],
-        [
-            (centre > at(0, -1)) & (centre >= at(0, 1)),
-            (centre > at(-1, 0)) & (centre >= at(1, 0)),
-            (centre > at(-1, -1)) & (centre > at(1, 1)),
-        ],
-        (centre > at(-1, 1)) & (centre > at(1, -1)),
-    )
-    candidate = peak & (centre > low)
-    within_images = np.zeros((3, 3, 3), dtype=bool)
-    within_images[1] = True  # all eight neighbours in the image, none in another
-    groups, count = ndimage.label(candidate, within_images)
+    slope = np.abs(across) + np.abs(down)
+    candidates = _is_peak(slope, across, down) & (slope > low)
+    groups, count = ndimage.label(candidates, NEIGHBOURS)
     kept = np.zeros(count + 1, dtype=bool)
-    kept[groups[candidate & (centre > high)]] = True
-    kept[0] = False
-    return kept[groups]
+    kept[groups[candidates & (slope > high)]] = True
+    edges: Marks = kept[groups]
+    return edges
+
+
+def _is_peak(slope: Whole, across: Whole, down: Whole) -> Marks:
+    """Tell where the slope exceeds that on both sides along the gradient, whose direction is one of four."""
+    padded = np.pad(slope, BORDER)
+
+    def beside(row: int, column: int) -> Whole:
+        return padded[:, 1 + row : 1 + row + SIZE, 1 + column : 1 + column + SIZE]
+
+    # the tangents of 22.5 and 67.5 degrees, which are 2 apart, in units of 2^-15
+    x, y = np.abs(across), np.abs(down) << 15
+    is_flat, is_steep = y < 13573 * x, y > (13573 + (2 << 15)) * x
+    has_one_sign = (across ^ down) >= 0  # the gradient runs along the main diagonal
+    return np.select(
+        [is_flat, is_steep, has_one_sign],
+        [
+            (slope > beside(0, -1)) & (slope >= beside(0, 1)),  # of two equal neighbours the first is the peak
+            (slope > beside(-1, 0)) & (slope >= beside(1, 0)),
+            (slope > beside(-1, -1)) & (slope > beside(1, 1)),
+        ],
+        (slope > beside(-1, 1)) & (slope > beside(1, -1)),
+    )
 
 
 def distance(edges: Marks) -> Whole:
-    """Measure the shortest way to an edge by `MOVES`, in units of 2^-16 pixels, cut at `FAR`."""
-    away = np.where(edges, 0, FAR * UNIT)
-    moves = {
-        (sy * row, sx * column): round(length * UNIT)
-        for shape, length in MOVES.items()
-        for row, column in (shape, shape[::-1])
-        for sy in (-1, 1)
-        for sx in (-1, 1)
-    }
+    """Measure the shortest way to an edge by `MOVES`, in 1 / `UNIT` pixels, cut at `FAR`."""
+    padded = np.pad(np.where(edges, 0, FAR), ((0, 0), (2, 2), (2, 2)), constant_values=FAR).astype(np.int32)
+    away = padded[:, 2:-2, 2:-2]
     while True:  # every way grows by one move, until none gets shorter
-        padded = np.pad(away, ((0, 0), (2, 2), (2, 2)), constant_values=FAR * UNIT)
-        nearer = away
-        for (row, column), length in moves.items():
+        nearer = away.copy()
+        for (row, column), length in MOVES.items():
             shifted = padded[:, 2 + row : 2 + row + SIZE, 2 + column : 2 + column + SIZE]
-            nearer = np.minimum(nearer, shifted + length)
+            np.minimum(nearer, shifted + length, out=nearer)
         if np.array_equal(nearer, away):
-            return away
-        away = nearer
+            return nearer.astype(np.int64)
+        away[...] = nearer
 
 
 def equalise(levels: Whole) -> Whole:
-    """Spread the levels of each image (0..255) so that their cumulative counts rise evenly from 0 to 255.
+    """Spread the levels (0..255) of each image so that 0..255 rise with the share of pixels above the lowest level.
 
     An image of one level stays as it is.
     """
-    every = np.arange(len(levels))[:, None]
-    counts = np.bincount((levels.reshape(len(levels), -1) + 256 * every).ravel(), minlength=256 * len(levels))
-    counts = counts.reshape(-1, 256)
-    lowest = levels.min(axis=(1, 2))[:, None]
-    above = np.cumsum(counts, axis=1) - np.take_along_axis(counts, lowest, axis=1)  # pixels from the second level on
-    # single precision and rounding to even, as in OpenCV
-    scale = np.float32(255) / np.maximum(above[:, -1:], 1).astype(np.float32)
-    table = np.rint(above.astype(np.float32) * scale).astype(np.int64)
-    table = np.where(above[:, -1:] == 0, lowest, table)
-    return table[every[:, :, None], levels]
+    every = np.arange(len(levels))
+    counts = np.zeros((len(levels), 256), dtype=np.int64)
+    np.add.at(counts, (every[:, None, None], levels), 1)
+    lowest = levels.min(axis=(1, 2))
+    risen = np.cumsum(counts, axis=1) - counts[every, lowest][:, None]  # pixels from the second level up to each
+    total = risen[:, -1:]
+    # in single precision and rounded to even, as OpenCV does
+    scale = np.float32(255) / np.maximum(total, 1).astype(np.float32)
+    table = np.where(total == 0, lowest[:, None], np.rint(risen.astype(np.float32) * scale).astype(np.int64))
+    spread: Whole = table[every[:, None, None], levels]
+    return spread
 
 
 def _box_sum(x: Whole) -> Whole:
@@ -138,7 +143,7 @@ def _box_sum(x: Whole) -> Whole:
 
 def _correlate(x: Whole, kernel: npt.NDArray[Any]) -> Whole:
     """Correlate with a 3 x 3 kernel; the border mirrors without repeating its pixel (reflect-101)."""
-    return _filter(np.pad(x, ((0, 0), (1, 1), (1, 1)), mode="reflect"), kernel)
+    return _filter(np.pad(x, BORDER, mode="reflect"), kernel)
 
 
 def _filter(padded: Whole, kernel: npt.NDArray[Any]) -> Whole:

@@ -13,14 +13,15 @@ from mt3.corruptions.motion import smear
 from mt3.corruptions.pixels import SIZE, Bytes, Floats, Generators, to_bytes, to_unit
 from mt3.errors import InputError
 
-__all__ = ["NO_PHOTOS", "brightness", "fog", "frost", "frost_photos", "plasma", "snow"]
+__all__ = ["INSTALL_PHOTOS", "NO_PHOTOS", "brightness", "fog", "frost", "frost_photos", "plasma", "snow"]
 
 # the first five of the photos that the package `imagecorruptions` carries; the benchmark never draws the sixth
 FROST_PHOTOS = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
-NO_PHOTOS = (
-    "Corruption 'frost' needs photos: run `pip install --no-deps imagecorruptions` "
-    "(the flag spares OpenCV and scikit-image, which only its functions need), or leave 'frost' out."
+INSTALL_PHOTOS = (
+    "run `pip install --no-deps imagecorruptions` "
+    "(the flag spares OpenCV and scikit-image, which only its functions need)"
 )
+NO_PHOTOS = f"Corruption 'frost' needs photos: {INSTALL_PHOTOS}, or leave 'frost' out."
 
 
 def snow(images: Bytes, snow_parameters: tuple[float, ...], generators: Generators) -> Bytes:
