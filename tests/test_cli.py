@@ -15,6 +15,7 @@ from PIL import Image
 
 import mt3
 from mt3.cli import main
+from mt3.corruptions import PAPER
 from mt3.data import load_digits
 from mt3.method import METHODS
 
@@ -181,6 +182,15 @@ def test_divergence_exits_with_2(capsys, tmp_path):
     assert "not finite at step" in err.splitlines()[-1]
 
 
+def test_frost_without_its_photos_is_refused_before_the_first_image(capsys, runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("mt3.corruptions.weather.find_spec", lambda name: None)
+    for asked in ([], ["--corruptions", "every"], ["--corruptions", "fog", "frost"]):
+        code, out, err = run(capsys, "evaluate", runs / "mt3", *asked, "--limit", "2", "--out", tmp_path / "r.json")
+        assert (code, out) == (2, "")
+        assert err.startswith("mt3: Corruption 'frost' needs photos: run `pip install --no-deps imagecorruptions`")
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_corruptions_gives_the_clean_row(capsys, runs, tmp_path):
     words = ["evaluate", runs / "mt3", "--corruptions", "none", "--limit", "2", "--out", tmp_path / "r.json"]
     code, out, _ = run(capsys, *words, "--workers", "1")
@@ -272,8 +282,9 @@ def test_killed_training_ends_with_the_same_bits(capsys, runs, tmp_path):
     assert files[0] == files[1]
 
 
-def test_demo_from_the_command_line(capsys, tmp_path):
+def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
     """All of the demo at a size without meaning: its files and its verdict follow from its own numbers."""
+    monkeypatch.setattr("mt3.corruptions.weather.find_spec", lambda name: None)  # no photos for frost
     words = ["demo", "--out", tmp_path / "demo", "--images", "3", "--max-steps", "2", "--threads", "1"]
     code, out, _ = run(capsys, *words)
     assert code == 0
@@ -284,6 +295,8 @@ def test_demo_from_the_command_line(capsys, tmp_path):
     assert ("BELOW the plain one" in out) == (gap < 0)
     assert ("NOT SHOWN" in out) == (summary["after_minus_unrelated"]["low"] <= 0)
     assert f"{summary['average']['after']:.1f} |" in out
+    assert [entry["name"] for entry in results["mt3"]["corruptions"]] == [n for n in PAPER if n != "frost"]
+    assert "Without frost, whose photos are not here: run `pip install --no-deps imagecorruptions`" in out
     assert mt3.load(tmp_path / "demo").selfsup == "byol"
     if "no figure" not in out:
         assert Image.open(tmp_path / "demo" / "figure.png").size[0] > 500

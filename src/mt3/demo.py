@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mt3 import corruptions
 from mt3.checkpoint import RUN_FILE
 from mt3.config import make_config
+from mt3.corruptions.weather import INSTALL_PHOTOS
 from mt3.data import Dataset, load_digits
 from mt3.errors import InputError
 from mt3.evaluate import TestImages, evaluate
@@ -41,7 +42,8 @@ def run_demo(
         "mt3": train(mt3_config, dataset, folders["mt3"], device, max_steps, resume=True, init=folders["warm"]),
         "plain": train(plain_config, dataset, folders["plain"], device, max_steps, resume=True, init=folders["warm"]),
     }
-    names = list(corruptions.resolve(["all"]))
+    available = corruptions.available()
+    names = [name for name in corruptions.PAPER if name in available]
     results = {
         name: _evaluate(name, model, dataset, names, out, seed, workers, images) for name, model in models.items()
     }
@@ -49,6 +51,8 @@ def run_demo(
     summary = _summary(out, results, names)
     write_json(out / "results.json", {"summary": summary, **results})
     text = _text(summary, results, seconds)
+    if "frost" not in names:
+        text += f"\nWithout frost, whose photos are not here: {INSTALL_PHOTOS}."
     try:
         _draw(out, dataset, names)
         text += f"\n\nwrote {out / 'results.json'}, {out / 'figure.png'} and the model in {out}"

@@ -1,4 +1,4 @@
-"""Blurs that are the same for every image: fixed linear maps of the pixels."""
+"""Blurs: out of focus, through frosted glass, in motion, while zooming."""
 
 from functools import cache
 from math import ceil
@@ -7,9 +7,20 @@ import numpy as np
 import numpy.typing as npt
 from scipy import ndimage, sparse
 
-from mt3.corruptions.pixels import SIZE, Bytes, Floats, to_bytes, to_unit
+from mt3.corruptions.motion import smear
+from mt3.corruptions.pixels import SIZE, Bytes, Floats, Generators, to_bytes, to_unit
 
-__all__ = ["defocus_blur", "disk", "gaussian_blur", "zoom_blur", "zooms"]
+__all__ = [
+    "defocus_blur",
+    "disk",
+    "gaussian",
+    "gaussian_blur",
+    "glass_blur",
+    "motion_blur",
+    "zoom_blur",
+    "zoom_lines",
+    "zooms",
+]
 
 
 def defocus_blur(images: Bytes, disk_parameters: tuple[float, float]) -> Bytes:
@@ -36,7 +47,40 @@ def disk(radius: float, softness: float) -> npt.NDArray[np.float32]:
 
 def gaussian_blur(images: Bytes, std: float) -> Bytes:
     """Filter with a Gaussian of `std` pixels, cut at 4 std; the border repeats its pixel."""
-    return to_bytes(ndimage.gaussian_filter(to_unit(images), (0, std, std, 0), mode="nearest", truncate=4.0))
+    return to_bytes(gaussian(to_unit(images), std))
+
+
+def gaussian(x: Floats, std: float) -> Floats:
+    """Filter rows and columns of (N, 32, 32, ...) as `gaussian_blur` does."""
+    filtered: Floats = ndimage.gaussian_filter(x, std, mode="nearest", truncate=4.0, axes=(1, 2))
+    return filtered
+
+
+def glass_blur(images: Bytes, glass_parameters: tuple[float, int], generators: Generators) -> Bytes:
+    """Blur by `std`, replace pixels by near ones `passes` times, and blur again.
+
+    In a pass every pixel but those of the first two rows and columns becomes the one 0 or 1 above and 0 or 1 to the
+    left, each with probability one half. The published generator goes from the last pixel to the first and means to
+    swap, but its assignment of views copies one way. So a source is always a pixel not yet visited, and a pass is one
+    parallel gather.
+    """
+    std, passes = glass_parameters
+    inner = (SIZE - 2, SIZE - 2)
+    up_and_left = np.stack([generator.integers(0, 2, (passes, 2, *inner)) for generator in generators])
+    source = np.broadcast_to(np.arange(SIZE * SIZE), (len(images), SIZE * SIZE))  # of each pixel, (N, 1024)
+    for up, left in up_and_left.transpose(1, 2, 0, 3, 4):
+        step = np.zeros((len(images), SIZE, SIZE), dtype=np.intp)
+        step[:, 2:, 2:] = SIZE * up + left
+        source = np.take_along_axis(source, np.arange(SIZE * SIZE) - step.reshape(len(images), -1), axis=1)
+    pixels = to_bytes(gaussian(to_unit(images), std)).reshape(len(images), -1, 3)  # (N, 1024, 3)
+    shuffled = np.take_along_axis(pixels, source[..., None], axis=1).reshape(images.shape)
+    return to_bytes(gaussian(to_unit(shuffled), std))
+
+
+def motion_blur(images: Bytes, motion_parameters: tuple[float, float], generators: Generators) -> Bytes:
+    """Smear by `(radius, std)` in a direction within 45 degrees of the rows."""
+    radius, std = motion_parameters
+    return smear(images, radius, std, np.array([generator.uniform(-45, 45) for generator in generators]))
 
 
 def zoom_blur(images: Bytes, largest: float) -> Bytes:
@@ -58,12 +102,12 @@ def _zoom_operator(largest: float) -> sparse.csr_array:
     total = sparse.identity(SIZE * SIZE)
     factors = zooms(largest)
     for factor in factors:
-        lines = sparse.csr_array(_zoom_lines(factor))
+        lines = sparse.csr_array(zoom_lines(factor))
         total = total + sparse.kron(lines, lines)  # a zoom treats rows and columns alike
     return sparse.csr_array(total / (len(factors) + 1))
 
 
-def _zoom_lines(factor: float) -> Floats:
+def zoom_lines(factor: float) -> Floats:
     """Express the zoom of one line of pixels, cropped to its centre, as a matrix (32, 32)."""
     crop = ceil(SIZE / factor)
     top = (SIZE - crop) // 2

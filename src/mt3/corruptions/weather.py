@@ -1,10 +1,84 @@
-"""Weather: fog and the light of the day."""
+"""Weather: snow, frost, fog and the light of the day."""
+
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
+from mt3.corruptions.blur import zoom_lines
+from mt3.corruptions.hsv import from_hsv, to_hsv
+from mt3.corruptions.motion import smear
 from mt3.corruptions.pixels import SIZE, Bytes, Floats, Generators, to_bytes, to_unit
+from mt3.errors import InputError
 
-__all__ = ["brightness", "fog", "plasma"]
+__all__ = ["INSTALL_PHOTOS", "NO_PHOTOS", "brightness", "fog", "frost", "frost_photos", "plasma", "snow"]
+
+# the first five of the photos that the package `imagecorruptions` carries; the benchmark never draws the sixth
+FROST_PHOTOS = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
+INSTALL_PHOTOS = (
+    "run `pip install --no-deps imagecorruptions` "
+    "(the flag spares OpenCV and scikit-image, which only its functions need)"
+)
+NO_PHOTOS = f"Corruption 'frost' needs photos: {INSTALL_PHOTOS}, or leave 'frost' out."
+
+
+def snow(images: Bytes, snow_parameters: tuple[float, ...], generators: Generators) -> Bytes:
+    """Whiten the image, and add a layer of flakes and the same layer turned by half a turn.
+
+    The flakes: normal noise of `(mean, std)`, zoomed, cut off below `threshold` and smeared by `(radius, smear_std)`
+    upwards within 45 degrees. Of the whitened image, 1 - `kept` is the larger of the image and a light grey version.
+    """
+    mean, std, zoom, threshold, radius, smear_std, kept = snow_parameters
+    noise = np.stack([generator.normal(mean, std, (SIZE, SIZE)) for generator in generators])
+    degrees = np.array([generator.uniform(-135, -45) for generator in generators])
+    lines = zoom_lines(zoom)
+    flakes = lines @ noise @ lines.T
+    flakes[flakes < threshold] = 0
+    layer = to_unit(smear(to_bytes(flakes)[..., None], radius, smear_std, degrees))  # (N, 32, 32, 1)
+    x = to_unit(images)
+    grey = 0.299 * x[..., :1] + 0.587 * x[..., 1:2] + 0.114 * x[..., 2:]
+    whitened = kept * x + (1 - kept) * np.maximum(x, grey * 1.5 + 0.5)
+    return to_bytes(whitened + layer + layer[:, ::-1, ::-1])
+
+
+def frost(images: Bytes, frost_parameters: tuple[float, float], generators: Generators) -> Bytes:
+    """Add `own` times the image and `ice` times a random crop of one of five photos."""
+    own, ice = frost_parameters
+    folder = frost_photos()
+    if folder is None:
+        raise InputError(NO_PHOTOS)
+    photos = _shrunk_photos(folder)
+    crops = np.stack([_crop(photos[generator.integers(len(photos))], generator) for generator in generators])
+    return np.clip(own * images + ice * crops, 0, 255).astype(np.uint8)
+
+
+def frost_photos() -> Path | None:
+    """Find the folder of the photos inside `imagecorruptions` without importing it; None if they are not there."""
+    spec = find_spec("imagecorruptions")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        photos = Path(folder) / "frost"
+        if all((photos / name).is_file() for name in FROST_PHOTOS):
+            return photos
+    return None
+
+
+@cache
+def _shrunk_photos(folder: Path) -> tuple[Bytes, ...]:
+    """Read the photos at a fifth of their size: OpenCV's linear resize, which does not average, takes pixel 5i + 2."""
+    photos = []
+    for name in FROST_PHOTOS:
+        with Image.open(folder / name) as image:
+            photo = np.asarray(image.convert("RGB"))
+        rows, columns = (round(side * 0.2) for side in photo.shape[:2])
+        photos.append(photo[2::5, 2::5][:rows, :columns].copy())
+    return tuple(photos)
+
+
+def _crop(photo: Bytes, generator: np.random.Generator) -> Bytes:
+    top, left = (int(generator.integers(side - SIZE)) for side in photo.shape[:2])
+    return photo[top : top + SIZE, left : left + SIZE]
 
 
 def fog(images: Bytes, fog_parameters: tuple[float, float], generators: Generators) -> Bytes:
@@ -41,11 +115,6 @@ def plasma(generators: Generators, decay: float, size: int = SIZE) -> Floats:
 
 
 def brightness(images: Bytes, shift: float) -> Bytes:
-    """Add `shift` to V of HSV.
-
-    At fixed hue and saturation all channels are proportional to V, the largest of them; black turns grey.
-    """
-    x = to_unit(images)
-    value = x.max(axis=3, keepdims=True)
-    shape = np.divide(x, value, out=np.ones_like(x), where=value > 0)
-    return to_bytes(shape * np.minimum(value + shift, 1.0))
+    """Add `shift` to V of HSV; black turns grey."""
+    hue, saturation, value = to_hsv(to_unit(images))
+    return to_bytes(from_hsv(hue, saturation, np.minimum(value + shift, 1.0)))
