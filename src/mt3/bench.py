@@ -76,7 +76,8 @@ def corruptions_summary(result: dict[str, Any]) -> str:
 def alternate(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Seconds of processor time of each candidate in each round; a first round warms up and is not counted.
 
-    Processor time is what one core needs, whatever else the machine does meanwhile.
+    Processor time leaves out waiting for other processes, but not that they slow down memory and core: compare within
+    a run.
     """
     if rounds < 1:
         raise InputError(f"Expected at least one round, got {rounds}; raise --rounds.")
