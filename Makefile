@@ -20,6 +20,7 @@ lint: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q --no-deps imagecorruptions==1.1.2 # the frost photos, without what only its code needs
 	touch $@
 
 clean:

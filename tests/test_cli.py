@@ -133,6 +133,7 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
     np.save(digits_c / "fog.npy", np.zeros((10, 32, 32, 3), dtype=np.uint8))
     np.save(digits_c / "labels.npy", np.full(10, 77, dtype=np.uint8))
     train = ["train", "--data", "digits", "--out", tmp / "out"]
+    corrupt = ["corrupt", "--out", tmp / "out"]
     return [
         ([], "The following arguments are required: COMMAND"),
         (["teach"], "invalid choice: 'teach'"),
@@ -156,6 +157,26 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         (["evaluate", runs / "mt3", "--out", tmp / "x.npz"], "ending in .json"),
         (["evaluate", runs / "baseline", "--steps", "2"], "nothing to adapt with; drop --steps"),
         (["evaluate", runs / "mt3", "--bright"], "Unexpected argument '--bright'"),
+        (["evaluate", runs / "mt3", "--workers", "0"], "Expected at least 1 worker, got 0"),
+        (["corrupt"], "Expected --out DIR for the images, --preview FILE for a figure, or both; got neither"),
+        ([*corrupt, "--severities", "3", "6"], "Expected severities from 1 to 5, got 3, 6; choose among these."),
+        ([*corrupt, "--severities", "x"], "expected a whole number from 0 on, got 'x'"),
+        ([*corrupt, "--corruptions", "rain"], "Unknown corruption 'rain': expected one of"),
+        ([*corrupt, "--corruptions", "none"], "Unknown corruption 'none': expected one of"),
+        ([*corrupt, "--limit", "0"], "Expected at least one image to corrupt, got a limit of 0; raise --limit."),
+        ([*corrupt, "--workers", "0"], "Expected at least 1 worker, got 0; give --workers 1 for a single process."),
+        ([*corrupt, "--data", "mnist"], "Unknown data set 'mnist'"),
+        ([*corrupt, "--data", "cifar10", "--data-dir", tmp], "--download"),
+        (["corrupt", "--out", text], f"Expected a directory to write to, got the file {text}; choose another --out."),
+        (["corrupt", "--out", "/proc/c"], "Cannot make /proc/c: No such file or directory; choose a directory"),
+        (["corrupt", "--out", digits_c], "holds .npy files that `mt3 corrupt` did not write; choose another --out."),
+        (["corrupt", "--preview", tmp / "p.jpg"], "Expected a name ending in .png or .pdf for the figure, got"),
+        (["corrupt", "--preview", tmp / "p.png", "--image", "500"], "Expected an --image from 0 to 499, got 500"),
+        (["bench"], "Expected what to measure, one of: corruptions (the time of every corruption, on one core)"),
+        (["bench", "speed"], "invalid choice: 'speed'"),
+        (["bench", "corruptions", "--severity", "6"], "Expected severities from 1 to 5, got 6"),
+        (["bench", "corruptions", "--images", "0"], "Expected at least one image to measure on, got 0"),
+        (["bench", "corruptions", "--rounds", "0"], "Expected at least one round, got 0; raise --rounds."),
         (["predict", runs / "mt3", text], "words.png is not an image that can be read"),
         (["predict", runs / "mt3", huge], "more than the 50 megapixels"),
         (["predict", runs / "mt3", tmp / "none.png"], "No such file"),
@@ -304,12 +325,57 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
     assert again.split("wrote")[0] == out.split("wrote")[0]
 
 
+def test_corrupt_then_evaluate_gives_what_generated_images_give(capsys, runs, tmp_path):
+    words = ["corrupt", "--out", tmp_path / "c", "--corruptions", "fog", "contrast", "--limit", "6", "--workers", "1"]
+    code, out, _ = run(capsys, *words, "--severities", "5", "3")
+    assert code == 0
+    assert out == f"{tmp_path / 'c'}: digits under fog, contrast at severities 3, 5\n"
+    assert run(capsys, *words, "--severities", "3", "5")[1].endswith("severities 3, 5; 2 of 2 were there\n")
+    code, out, err = run(capsys, *words)
+    assert code == 2
+    assert "(severities [3, 5] there, [1, 2, 3, 4, 5] here)" in err
+    names = ["--corruptions", "fog", "contrast", "--severity", "3", "5", "--limit", "6", "--workers", "1"]
+    for name, more in (("generated", []), ("read", ["--corrupted", tmp_path / "c"])):
+        assert run(capsys, "evaluate", runs / "mt3", *names, *more, "--out", tmp_path / f"{name}.json")[0] == 0
+    generated, read = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("generated", "read"))
+    assert read["corruptions"] == generated["corruptions"]
+
+
+def test_preview_shows_the_pixels_that_are_written(capsys, tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    words = ["corrupt", "--out", tmp_path / "c", "--preview", tmp_path / "p.png", "--image", "2", "--limit", "3"]
+    code, out, _ = run(capsys, *words, "--corruptions", "shot_noise", "fog", "--severities", "2", "4", "--workers", "1")
+    assert code == 0
+    assert out.startswith(f"wrote {tmp_path / 'p.png'}\n")
+    picture = np.asarray(Image.open(tmp_path / "p.png").convert("RGB"))
+    for name in ("shot_noise", "fog"):
+        for severity in (0, 1):
+            pixels = np.load(tmp_path / "c" / f"{name}.npy")[3 * severity + 2]
+            large = pixels.repeat(4, axis=0).repeat(4, axis=1)
+            windows = np.lib.stride_tricks.sliding_window_view(picture[22 * 4 :], (1, 128), axis=(0, 1))[0, :, :, 0]
+            left = np.flatnonzero((windows == large[0].T).all(axis=(1, 2)))
+            assert len(left) == 1  # the first row of pixels is there once
+            np.testing.assert_array_equal(picture[88 : 88 + 128, left[0] : left[0] + 128], large)
+    assert run(capsys, "corrupt", "--preview", tmp_path / "p.pdf", "--corruptions", "fog")[0] == 0
+    assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_corrupting_needs_no_torch(tmp_path):
+    code = "import sys\nfrom mt3.cli import main\nassert main(sys.argv[1:]) == 0\nassert 'torch' not in sys.modules\n"
+    for words in (
+        ["corrupt", "--out", tmp_path / "c", "--corruptions", "fog", "--limit", "2", "--preview", tmp_path / "p.png"],
+        ["bench", "corruptions", "--images", "1", "--rounds", "1"],
+    ):
+        done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
 def test_help_answers_without_torch():
     code = (
         "import sys\nfrom mt3.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as e:\n"
         "    assert e.code == 0, e.code\nassert 'torch' not in sys.modules\n"
     )
-    for words in (["--help"], ["train", "--help"], ["evaluate", "--help"], ["--version"]):
+    for words in (["--help"], ["train", "--help"], ["evaluate", "--help"], ["bench", "--help"], ["--version"]):
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "mt3" in done.stdout

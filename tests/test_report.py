@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mt3.report import draw_examples, evaluation_summary, interval, result_table, text_table
+from mt3.errors import InputError
+from mt3.report import draw_corruptions, draw_examples, evaluation_summary, interval, result_table, text_table
 
 
 def entry(name: str, before: float, after: float, severity: int = 5) -> dict:
@@ -67,3 +68,20 @@ def test_figure_shows_the_pictures(tmp_path):
     assert 0.15 < green < 0.6
     columns = (np.abs(picture - [0, 200, 0]).sum(-1) < 10).any(0)
     assert (np.diff(columns.astype(int)) == 1).sum() + columns[0] == 3  # three separate panels
+
+
+def test_corruptions_are_drawn_in_two_blocks_without_overlap(tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    names = [f"corruption_{i}" for i in range(19)]
+    green = np.zeros((5, 32, 32, 3), np.uint8) + np.array([0, 200, 0], np.uint8)
+    draw_corruptions(tmp_path / "f.png", green[0] + 55, dict.fromkeys(names, green), [1, 2, 3, 4, 5])
+    picture = np.asarray(Image.open(tmp_path / "f.png").convert("RGB")).astype(int)
+    is_green = (picture == [0, 200, 0]).all(-1)
+    assert is_green.sum() == 19 * 5 * 128 * 128  # every pixel four times in both directions, none blurred or covered
+    assert ((picture == [55, 255, 55]).all(-1)).sum() == 19 * 128 * 128
+    assert (np.diff(is_green.any(0).astype(int)) == 1).sum() == 2 * 5
+    assert (np.diff(is_green.any(1).astype(int)) == 1).sum() == 10
+    assert (picture[:, :2] == 255).all()  # the longest name has room
+    assert picture.shape[1] / picture.shape[0] == pytest.approx(1.5, abs=0.3)
+    with pytest.raises(InputError, match=r"ending in \.png or \.pdf"):
+        draw_corruptions(tmp_path / "f.jpg", green[0], {"fog": green}, [1, 2, 3, 4, 5])

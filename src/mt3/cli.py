@@ -1,4 +1,4 @@
-"""The command line: train | evaluate | predict | demo. Torch is imported only once a command runs."""
+"""The command line: train | evaluate | predict | corrupt | bench | demo. Torch is imported only where it is needed."""
 
 import argparse
 import json
@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mt3.config import CHOICES, FIELDS, make_config, preset_names
 from mt3.data.dataset import DATASETS
 from mt3.errors import InputError, name_list
+from mt3.files import write_json
 from mt3.method import METHODS
 from mt3.version import __version__
 
 if TYPE_CHECKING:
     from mt3.data import CorruptedSet, Dataset
+
+BENCHMARKS = {"corruptions": "the time of every corruption, on one core"}  # what `mt3 bench` can measure
 
 
 class _Parser(argparse.ArgumentParser):
@@ -81,6 +84,33 @@ def _parser() -> argparse.ArgumentParser:
     _adapt_arguments(predict)
     _compute_arguments(predict)
     predict.set_defaults(run=_predict)
+
+    corrupt = commands.add_parser("corrupt", help="write corrupted test images in the published -C layout")
+    corrupt.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
+    corrupt.add_argument("--out", type=Path, metavar="DIR", help="the directory to write; whole files in it are kept")
+    corrupt.add_argument(
+        "--corruptions", nargs="+", action="extend", help="names, or: all (the paper's), held-out, every (default)"
+    )
+    corrupt.add_argument("--severities", type=_count, nargs="+", action="extend", help="1 to 5 (default: all five)")
+    corrupt.add_argument("--limit", type=_count, help="only this many images of the test split")
+    corrupt.add_argument("--seed", type=_count, default=0)
+    corrupt.add_argument("--workers", type=_count, help="processes (default: one for each core)")
+    corrupt.add_argument("--preview", type=Path, metavar="FILE", help="draw one image under all of them (.png or .pdf)")
+    corrupt.add_argument("--image", type=_count, default=0, metavar="INDEX", help="which test image to draw")
+    _data_arguments(corrupt)
+    corrupt.set_defaults(run=_corrupt)
+
+    bench = commands.add_parser("bench", help="measure how fast a part of the package is on this machine")
+    bench.set_defaults(run=_bench)
+    measured = bench.add_subparsers(parser_class=_Parser, metavar="WHAT")
+    of_corruptions = measured.add_parser("corruptions", help=BENCHMARKS["corruptions"])
+    of_corruptions.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
+    of_corruptions.add_argument("--images", type=_count, default=128, help="test images in a call (default: 128)")
+    of_corruptions.add_argument("--severity", type=_count, default=5, help="1 to 5 (default: 5)")
+    of_corruptions.add_argument("--rounds", type=_count, default=5, help="over all corruptions (default: 5)")
+    of_corruptions.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
+    _data_arguments(of_corruptions)
+    of_corruptions.set_defaults(run=_bench_corruptions)
 
     demo = commands.add_parser("demo", help="train and evaluate on the embedded digits, in minutes")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"))
@@ -168,12 +198,18 @@ def _set_up(args: argparse.Namespace) -> Any:
     return device
 
 
-def _workers(args: argparse.Namespace, device: Any) -> int:
-    if getattr(args, "workers", None) is not None:
-        return int(args.workers)
-    if device.type != "cpu" or args.threads:
+def _workers(args: argparse.Namespace, device: Any = None) -> int:
+    """The processes to use: as asked, or one for each core where they do the computing."""
+    from mt3.workers import count_cores
+
+    asked: int | None = getattr(args, "workers", None)
+    if asked is not None:
+        if asked < 1:
+            raise InputError("Expected at least 1 worker, got 0; give --workers 1 for a single process.")
+        return asked
+    if device is not None and (device.type != "cpu" or args.threads):
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return count_cores()
 
 
 def _train(args: argparse.Namespace, extra: Sequence[str]) -> None:
@@ -302,6 +338,62 @@ def _predict(args: argparse.Namespace, extra: Sequence[str]) -> None:
             f", {after['class']} {100 * after['probability']:.1f} % after adapting" if after else " (does not adapt)"
         )
         print(line)
+
+
+def _corrupt(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    if args.out is None and args.preview is None:
+        raise InputError("Expected --out DIR for the images, --preview FILE for a figure, or both; got neither.")
+    from mt3.corruptions import resolve
+    from mt3.corruptions.write import SEVERITIES, check_severities, write_corrupted
+    from mt3.data import load_dataset
+
+    names = resolve(args.corruptions or ["every"])
+    severities = check_severities(args.severities or SEVERITIES)
+    workers = _workers(args)
+    dataset = load_dataset(args.data, args.data_dir, args.download)
+    if args.preview is not None:
+        _preview(args, dataset, names, severities)
+        print(f"wrote {args.preview}")
+    if args.out is not None:
+        written = write_corrupted(dataset, args.out, names, severities, args.limit, args.seed, workers)
+        kept = f"; {len(names) - len(written)} of {len(names)} were there" if len(written) < len(names) else ""
+        print(f"{args.out}: {args.data} under {name_list(names)} at severities {name_list(severities)}{kept}")
+
+
+def _preview(args: argparse.Namespace, dataset: "Dataset", names: Sequence[str], severities: Sequence[int]) -> None:
+    """Draw one test image with the very pixels that --out gives it."""
+    import numpy as np
+
+    from mt3.corruptions import apply
+    from mt3.report import draw_corruptions
+
+    count = len(dataset.test_images)
+    if args.image >= count:
+        raise InputError(f"Expected an --image from 0 to {count - 1}, got {args.image}; choose one of these.")
+    image = dataset.test_images[args.image : args.image + 1]
+    corrupted = {
+        name: np.concatenate([apply(image, name, severity, args.seed, args.image) for severity in severities])
+        for name in names
+    }
+    draw_corruptions(args.preview, image[0], corrupted, severities)
+
+
+def _bench(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    listed = "; ".join(f"{name} ({what})" for name, what in BENCHMARKS.items())
+    raise InputError(f"Expected what to measure, one of: {listed}; see `mt3 bench --help`.")
+
+
+def _bench_corruptions(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from mt3.bench import bench_corruptions, corruptions_summary
+    from mt3.data import load_dataset
+
+    result = bench_corruptions(
+        load_dataset(args.data, args.data_dir, args.download), args.images, args.severity, args.rounds
+    )
+    print(corruptions_summary(result))
+    if args.json is not None:
+        write_json(args.json, result)
+        print(f"wrote {args.json}")
 
 
 def _demo(args: argparse.Namespace, extra: Sequence[str]) -> None:

@@ -5,20 +5,13 @@ The controls cost no further adaptation: the model adapted to an image also pred
 same corruption and, adapted to the clean image, under every corruption.
 """
 
-import multiprocessing
-import os
 import platform
 import shutil
-import signal
-import threading
 import zipfile
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +31,7 @@ from mt3.measure import fixed_and_broken, gains, is_correct, measure
 from mt3.model import MT3Model
 from mt3.progress import Progress
 from mt3.version import __version__
+from mt3.workers import run
 
 PIECE = 50  # images whose results are kept together; an interruption loses at most this many
 CLEAN = ("clean", 0)
@@ -191,8 +185,11 @@ def evaluate(
     missing = [piece for piece in todo if not _is_whole(_piece_path(pieces, *piece[:2]), piece, model.num_classes)]
     job = _Job(model, adapter, images.for_testing(), sources, controls, seed, views, pieces)
     done = sum(stop - start for _, start, stop in todo) - sum(stop - start for _, start, stop in missing)
-    with Progress("evaluate", protocol["images"] * len(everything), "images", done) as progress:
-        for count in _run(job, missing, workers):
+    with (
+        Progress("evaluate", protocol["images"] * len(everything), "images", done) as progress,
+        closing(run(_evaluate_piece, job, missing, min(workers, len(missing)), _one_thread)) as counts,
+    ):
+        for count in counts:
             progress.advance(count)
     rows = _collect(pieces, everything, bounds, controls, sources)
     labels = images.labels[: protocol["images"]]
@@ -220,65 +217,8 @@ class _Job(NamedTuple):
 Piece = tuple[Source, int, int]  # source, first image, one past the last
 
 
-def _run(job: _Job, todo: list[Piece], workers: int) -> Iterator[int]:
-    """Evaluate the pieces here or in worker processes of one thread each; yield the images of each when done."""
-    if min(workers, len(todo)) <= 1:
-        for piece in todo:
-            yield _evaluate_piece(job, piece)
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, len(todo)), context, _start_worker, (job,))
-    try:
-        with _interrupts_held():  # the workers start with the first submission
-            futures = [pool.submit(_work, piece) for piece in todo]
-        for future in as_completed(futures):
-            yield future.result()
-    except BrokenProcessPool:
-        raise InputError(
-            "A worker process was ended from outside, perhaps for want of memory; run the command again to go on "
-            "where it stopped, with fewer --workers."
-        ) from None
-    except BaseException:
-        for child in multiprocessing.active_children():  # pieces appear by rename, so killing loses nothing else
-            child.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back; a process started meanwhile never gets it, and is ended by this one, which gets it after."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-_worker_job: _Job | None = None
-
-
-def _start_worker(job: _Job) -> None:
-    global _worker_job
+def _one_thread() -> None:
     torch.set_num_threads(1)
-    _worker_job = job
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-
-def _work(piece: Piece) -> int:
-    assert _worker_job is not None
-    return _evaluate_piece(_worker_job, piece)
 
 
 def _piece_path(pieces: Path, source: Source, start: int) -> Path:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,44 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         temporary.chmod(0o666 & ~_umask())  # mkstemp makes files private
         os.replace(temporary, path)
     except OSError as error:
-        raise InputError(f"Cannot write {path}: {error.strerror or error}.") from error
+        raise InputError(
+            f"Cannot write {path}: {error.strerror or error}; make room, or choose a place you may write to."
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(path: str | Path) -> None:
+    """Delete what `atomic_path(path)` left behind in a process that was killed; nobody may be writing `path` now."""
+    path = Path(path)
+    for temporary in path.parent.glob(f".{escape(path.name)}.????????.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_writer(directory: Path) -> Iterator[None]:
+    """Keep a second process out of `directory` for the block; the lock ends with this process, however it ends."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    try:
+        handle = os.open(directory, os.O_RDONLY)
+    except OSError as error:
+        raise InputError(f"Cannot open {directory}: {error.strerror}; choose a directory you may write to.") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"Another process is writing to {directory}; wait until it ends, or choose another directory."
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
 
 
 def _umask() -> int:

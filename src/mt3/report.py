@@ -1,6 +1,6 @@
 """Results to tables and figures. Needs no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,58 @@ def draw_examples(
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=150)
     pyplot.close(figure)
+
+
+ZOOM = 4  # device pixels for each pixel of a corrupted image: a whole number, so that none is blurred
+GAP = 2  # pixels of an image between two of them
+DPI = 240
+
+
+def draw_corruptions(
+    path: Path, clean: NDArray[np.uint8], corrupted: Mapping[str, NDArray[np.uint8]], severities: Sequence[int]
+) -> None:
+    """The paper's Figure 1: one image (32, 32, 3), clean and under each corruption (severities, 32, 32, 3).
+
+    A row for each corruption, in two blocks side by side. `path` ends in .png or .pdf.
+    """
+    check_figure(path)
+    pyplot = import_pyplot()
+    names = list(corrupted)
+    half = -(-len(names) // 2)
+    blocks = [block for block in (names[:half], names[half:]) if block]
+    step = clean.shape[0] + GAP
+    width, height = step * (1 + len(severities)) - GAP, step * half - GAP  # of a block, in pixels of an image
+    label, top, edge = 70, 22, 4  # room for names on the left and titles above, and around all, in the same unit
+    figure_width, figure_height = len(blocks) * (label + width) + edge, top + height + edge
+    inch = ZOOM / DPI  # of a pixel
+    figure = pyplot.figure(figsize=(figure_width * inch, figure_height * inch))
+    for i, block in enumerate(blocks):
+        tall = step * len(block) - GAP
+        left, bottom = i * (label + width) + label, edge + height - tall
+        axis = figure.add_axes(
+            (left / figure_width, bottom / figure_height, width / figure_width, tall / figure_height)
+        )
+        canvas = np.full((tall, width, 3), 255, np.uint8)
+        for row, name in enumerate(block):
+            for column, image in enumerate((clean, *corrupted[name])):
+                canvas[row * step : (row + 1) * step - GAP, column * step : (column + 1) * step - GAP] = image
+        axis.imshow(canvas, interpolation="nearest", aspect="auto")
+        middle = (clean.shape[0] - 1) / 2
+        axis.set_yticks([middle + step * row for row in range(len(block))], [name.replace("_", " ") for name in block])
+        axis.set_xticks([middle + step * column for column in range(1 + len(severities))], ["clean", *severities])
+        axis.xaxis.tick_top()
+        axis.tick_params(length=0, pad=2, labelsize=8)
+        axis.text(step + (width - step) / 2, -12, "severity", ha="center", va="bottom", fontsize=8)
+        axis.spines[:].set_visible(False)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=DPI)
+    pyplot.close(figure)
+
+
+def check_figure(path: Path) -> None:
+    """Refuse a figure's name that says no format."""
+    if path.suffix not in (".png", ".pdf"):
+        raise InputError(f"Expected a name ending in .png or .pdf for the figure, got {path}; choose one of them.")
 
 
 def import_pyplot() -> Any:
