@@ -289,6 +289,11 @@ def test_demo_from_the_command_line(capsys, tmp_path):
         assert Image.open(tmp_path / "demo" / "figure.png").size[0] > 500
     again = run(capsys, *words)[1]
     assert again.split("wrote")[0] == out.split("wrote")[0]
+    code, out, _ = run(capsys, "report", tmp_path / "demo")
+    assert code == 0
+    averages = next(line for line in out.splitlines() if line.startswith("| average  "))
+    shown = [float(cell.strip(" *")) for cell in averages.strip("|").split("|")[1:]]
+    assert shown == pytest.approx([summary["average"][row] for row in ("plain", "before", "after")], abs=0.05)
 
 
 def test_help_answers_without_torch():
@@ -296,7 +301,7 @@ def test_help_answers_without_torch():
         "import sys\nfrom mt3.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as e:\n"
         "    assert e.code == 0, e.code\nassert 'torch' not in sys.modules\n"
     )
-    for words in (["--help"], ["train", "--help"], ["evaluate", "--help"], ["--version"]):
+    for words in (["--help"], ["train", "--help"], ["evaluate", "--help"], ["report", "--help"], ["--version"]):
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "mt3" in done.stdout

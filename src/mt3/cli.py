@@ -1,4 +1,4 @@
-"""The command line: train | evaluate | predict | demo. Torch is imported only once a command runs."""
+"""The command line: train | evaluate | predict | report | demo. Torch is imported only once a command runs."""
 
 import argparse
 import json
@@ -81,6 +81,14 @@ def _parser() -> argparse.ArgumentParser:
     _adapt_arguments(predict)
     _compute_arguments(predict)
     predict.set_defaults(run=_predict)
+
+    report = commands.add_parser("report", help="tables and figures from evaluations and training curves")
+    report.add_argument(
+        "results", type=Path, nargs="*", metavar="DIR", help="directories or files, searched for results"
+    )
+    report.add_argument("--out", type=Path, help="directory (default: report, inside the first DIR)")
+    report.add_argument("--published", action="store_true", help="the paper's numbers beside them; without DIR, alone")
+    report.set_defaults(run=_report)
 
     demo = commands.add_parser("demo", help="train and evaluate on the embedded digits, in minutes")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"))
@@ -302,6 +310,22 @@ def _predict(args: argparse.Namespace, extra: Sequence[str]) -> None:
             f", {after['class']} {100 * after['probability']:.1f} % after adapting" if after else " (does not adapt)"
         )
         print(line)
+
+
+def _report(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from mt3.report import write_report
+
+    if not args.results and not args.published:
+        raise InputError(
+            "Expected directories of results, got none; give some, or --published for the paper's numbers."
+        )
+    first = args.results[0] if args.results else Path()
+    out = args.out or (first.parent if first.is_file() else first) / "report"
+    table, files, notes = write_report(args.results, out, args.published)
+    for note in notes:
+        print(note, file=sys.stderr)
+    print(f"{table}\n" if table else "", end="")
+    print(f"wrote {name_list(f.name for f in files)} in {out}")
 
 
 def _demo(args: argparse.Namespace, extra: Sequence[str]) -> None:
