@@ -277,6 +277,17 @@ def test_sweeps_and_ablations(folder):
     assert ablations["MT3: first order"]["after"] == "51.0"
 
 
+def test_an_ablation_may_adapt_where_its_default_does_not(tmp_path):
+    write(tmp_path / "a.json", make_evaluation("baseline", 0, {"before": {"fog": 50.0}}))
+    value = make_evaluation("mt3", 0, {"before": {"fog": 60.0}, "after": {"fog": 65.0}}, ablation="with BYOL")
+    value["protocol"]["method"] = "baseline"
+    write(tmp_path / "b.json", value)
+    got = words(tables_of(tmp_path)["ablations"])
+    assert got["Baseline (ours): default"]["after"] == "-"
+    assert got["Baseline (ours): with BYOL"]["after"] == "65.0"
+    assert got["Baseline (ours): with BYOL"]["minus default"] == "+10.0"  # both before adapting
+
+
 def test_sweeps_under_another_protocol_leave_the_default_out(folder):
     for steps in (3, 10):
         value = make_evaluation("mt3", 0, MT3[0], steps=steps, images=20, default_adaptation=False)

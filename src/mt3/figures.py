@@ -155,9 +155,9 @@ def _spread(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def draw_sweep(paths: Sequence[Path], sweeps: Sequence[Sweep], label: str) -> None:
     """Accuracy after adapting against a setting; a dotted line of the same colour is the accuracy before."""
-    styles = ("-", "--", "-.", ":")
+    styles = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))
     markers = "osD^vP"
-    with _drawing(*paths, width=5.0, height=3.4) as (figure, (axis,)):
+    with _drawing(*paths, width=5.0, height=3.0 + 0.19 * len(sweeps)) as (figure, (axis,)):
         drawn: dict[str, int] = {}
         handles = []
         dotted: dict[str, Any] = {"linestyle": (0, (1, 2)), "linewidth": 1.2}

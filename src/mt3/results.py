@@ -57,7 +57,7 @@ class Evaluation:
 
     @property
     def has_default_setting(self) -> bool:
-        return self.protocol.get("default_adaptation", True) is not False
+        return self.protocol.get("default_adaptation") is not False or not self.has("after")
 
     @property
     def corruptions(self) -> list[str]:

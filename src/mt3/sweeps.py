@@ -157,7 +157,7 @@ def ablation_table(results: Results) -> Table | None:
             for row in controls:
                 values = [run.average(row, severity) for run in runs if run.has(row)]
                 cells.append(over_runs(values) if values else Cell(text="-"))
-            last = "after" if all(run.has("after") for run in runs) else "before"
+            last = "after" if all(run.has("after") for run in (*runs, *(default or []))) else "before"
             against = Cell(text="-")
             if default is not None and runs is not default:
                 against = difference_cell(Row(title, runs, last), Row(title, default, last), average)
@@ -173,7 +173,7 @@ def ablation_table(results: Results) -> Table | None:
         "minus default",
         "runs",
     )
-    note = f"{INTERVALS} Minus default: after adapting, over the seeds that both have."
+    note = f"{INTERVALS} Minus default: after adapting if both adapt, over the seeds that both have."
     if missing:
         note += f" The default {name_list(missing)} was not evaluated under this protocol."
     title = f"Average accuracy in %, severity {severity[0]}"
