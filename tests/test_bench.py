@@ -52,7 +52,7 @@ def test_summary_shows_the_table_and_the_sum(result):
     assert [cell.strip() for cell in lines[4].strip("|").split("|")] == [
         "gaussian_noise", "5", "200.000", "100.000..600.000",
     ]  # fmt: skip
-    assert lines[-1] == "13 of the paper's 15 together: 1.500 ms/image (1.250..2.000); not implemented: snow, frost"
+    assert lines[-1] == "13 of the paper's 15 together: 1.500 ms/image (1.250..2.000); without snow, frost"
     result["paper"]["missing"] = []
     assert corruptions_summary(result).endswith("15 of the paper's 15 together: 1.500 ms/image (1.250..2.000)")
 

@@ -323,6 +323,11 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
         assert Image.open(tmp_path / "demo" / "figure.png").size[0] > 500
     again = run(capsys, *words)[1]
     assert again.split("wrote")[0] == out.split("wrote")[0]
+    code, out, _ = run(capsys, "report", tmp_path / "demo")
+    assert code == 0
+    averages = next(line for line in out.splitlines() if line.startswith("| average  "))
+    shown = [float(cell.strip(" *")) for cell in averages.strip("|").split("|")[1:]]
+    assert shown == pytest.approx([summary["average"][row] for row in ("plain", "before", "after")], abs=0.05)
 
 
 def test_corrupt_then_evaluate_gives_what_generated_images_give(capsys, runs, tmp_path):
@@ -375,7 +380,8 @@ def test_help_answers_without_torch():
         "import sys\nfrom mt3.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as e:\n"
         "    assert e.code == 0, e.code\nassert 'torch' not in sys.modules\n"
     )
-    for words in (["--help"], ["train", "--help"], ["evaluate", "--help"], ["bench", "--help"], ["--version"]):
+    commands = ("train", "evaluate", "corrupt", "report", "bench")
+    for words in (["--help"], *([command, "--help"] for command in commands), ["--version"]):
         done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "mt3" in done.stdout

@@ -13,7 +13,7 @@ from mt3.adapt import Adapter, image_generator
 from mt3.augment import apply_views, draw_views
 from mt3.data import Dataset, load_digits, open_corrupted
 from mt3.errors import InputError
-from mt3.evaluate import TestImages, _bounds, evaluate
+from mt3.evaluate import TestImages, _bounds, evaluate, make_protocol
 
 NAMES = ["gaussian_noise", "contrast"]
 
@@ -65,6 +65,30 @@ def test_rows_equal_predictions_made_one_by_one(digits, result):
                 average = adapter.compare(own).view_average[0]
                 np.testing.assert_allclose(arrays[f"{key}/view_average"][i], average, atol=1e-5)
     np.testing.assert_array_equal(arrays["labels"], digits.test_labels[:6])
+
+
+def test_protocol_says_whether_the_model_adapts_as_it_is_set(digits):
+    def is_default(model: mt3.MT3Model, **settings) -> bool:
+        adapter = Adapter(model, **settings) if model.selfsup != "none" else None
+        protocol = make_protocol(model, TestImages(digits), [], 2, adapter, False, 0, settings.get("views"), {})
+        return protocol["default_adaptation"]
+
+    model = make_model()
+    assert is_default(model)
+    assert is_default(model, steps=1, lr=0.5, views=3)  # what it does anyway
+    assert not is_default(model, steps=2)
+    assert not is_default(model, lr=0.1)
+    assert not is_default(model, views=4)
+    assert is_default(make_model("none"), views=1)  # nothing adapts
+
+
+def test_evaluations_from_before_that_field_are_kept(tmp_path, digits):
+    out = tmp_path / "r.json"
+    words = (make_model(), TestImages(digits), ["contrast"], [5], out)
+    result = evaluate(*words, limit=2, views=1)
+    del result["protocol"]["default_adaptation"]
+    out.write_text(json.dumps(result))
+    assert evaluate(*words, limit=2, views=1) == result
 
 
 def test_numbers_follow_from_the_probabilities(result):

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mt3.measure import calibration_error, fixed_and_broken, gains, is_correct, measure, paired_gain, wilson_interval
+from mt3.measure import (
+    calibration_error,
+    fixed_and_broken,
+    gains,
+    is_correct,
+    mean_interval,
+    measure,
+    paired_gain,
+    t95,
+    wilson_interval,
+)
 
 
 def test_measure_of_three_answers():
@@ -58,3 +68,15 @@ def test_gains_split_into_offset_distribution_and_instance():
 
 def test_is_correct():
     assert is_correct(np.array([[0.2, 0.8], [0.6, 0.4]], dtype=np.float32), np.array([1, 1])).tolist() == [True, False]
+
+
+def test_t_quantiles_are_students():
+    for freedom in (*range(1, 40), 100, 1000):
+        assert t95(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=2e-4)
+
+
+def test_interval_over_runs():
+    # mean 2, deviation 1, three runs
+    low, high = mean_interval([1.0, 2.0, 3.0])
+    assert high - 2 == 2 - low == pytest.approx(4.3027 / np.sqrt(3))
+    assert mean_interval([1.0]) is None

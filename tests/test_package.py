@@ -40,6 +40,7 @@ def test_wheel_carries_presets_digits_and_types(unpacked):
     for wanted in ("mt3/presets/paper.toml", "mt3/presets/official.toml", "mt3/presets/demo.toml"):
         assert wanted in names
     assert {"mt3/data/digits.npz", "mt3/py.typed"} <= names
+    assert {"mt3/published/tables.json", "mt3/published/mt3_training_curve.csv"} <= names
     assert not any(n.startswith("tests") for n in names)
 
 

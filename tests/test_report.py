@@ -1,11 +1,27 @@
-"""Tables from results, and the demo's figure."""
+"""Reports: averages and deviations worked out by hand, the files, and the figures."""
+
+import csv
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from evaluations import Rows, make_evaluation, write, write_run
+from mt3.cli import main
+from mt3.compare import clean_table, component_table, corruption_errors, gain_tables, rows_of
+from mt3.config import config_to_dict, make_config
+from mt3.curves import authors_curve
 from mt3.errors import InputError
-from mt3.report import draw_corruptions, draw_examples, evaluation_summary, interval, result_table, text_table
+from mt3.figures import COLOURS, draw_corruptions, draw_examples
+from mt3.method import ROWS
+from mt3.report import evaluation_summary, interval, report_sections, result_table, write_report
+from mt3.results import collect
+from mt3.table import Table
 
 
 def entry(name: str, before: float, after: float, severity: int = 5) -> dict:
@@ -20,15 +36,6 @@ RESULT = {
     "fixed": 12,
     "broken": 3,
 }
-
-
-def test_table_is_markdown_with_aligned_columns():
-    assert text_table(["name", "value"], [["a", "1.0"], ["longer", "10.0"]]).splitlines() == [
-        "| name   | value |",
-        "|--------|------:|",
-        "| a      |   1.0 |",
-        "| longer |  10.0 |",
-    ]
 
 
 def test_result_table_gives_corruptions_average_and_clean():
@@ -85,3 +92,339 @@ def test_corruptions_are_drawn_in_two_blocks_without_overlap(tmp_path):
     assert picture.shape[1] / picture.shape[0] == pytest.approx(1.5, abs=0.3)
     with pytest.raises(InputError, match=r"ending in \.png or \.pdf"):
         draw_corruptions(tmp_path / "f.jpg", green[0], {"fog": green}, [1, 2, 3, 4, 5])
+
+
+def accuracies(*values: float) -> dict[str, float]:
+    return dict(zip(("gaussian_noise", "fog", "contrast"), values, strict=True))
+
+
+# three seeds; averages of the before row 50, 53, 56 and of the after row 58, 60, 65
+MT3: list[Rows] = [
+    {"before": accuracies(50, 40, 60), "after": accuracies(60, 44, 70)},
+    {"before": accuracies(53, 43, 63), "after": accuracies(61, 46, 73)},
+    {"before": accuracies(56, 46, 66), "after": accuracies(66, 50, 79)},
+]
+JT = [{"before": accuracies(58, 45, 62), "after": accuracies(57, 45, 60)}]
+BASELINE = [{"before": accuracies(40, 44, 36)}, {"before": accuracies(44, 44.04, 40)}]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    for method, runs in (("mt3", MT3), ("jt", JT), ("baseline", BASELINE)):
+        for seed, rows in enumerate(runs):
+            clean = {row: 90.0 + seed + (2 if row == "after" else 0) for row in rows}
+            write(tmp_path / "results" / f"{method}-{seed}.json", make_evaluation(method, seed, rows, clean))
+    return tmp_path / "results"
+
+
+def tables_of(folder: Path, published: bool = False) -> dict[str, Table]:
+    sections = report_sections(collect([folder]), published)
+    return {b.name: b for section in sections for b in section.blocks if isinstance(b, Table)}
+
+
+def words(table: Table) -> dict[str, dict[str, str]]:
+    """Line -> column -> what is printed, with a star if it is bold."""
+    return {
+        line.label: {c: ("*" if x.best else "") + x.words() for c, x in zip(table.columns, line.cells, strict=True)}
+        for line in table.lines
+    }
+
+
+def test_main_table_by_hand(folder):
+    table = tables_of(folder)["accuracy"]
+    assert table.columns == ("Baseline (ours)", "JT (ours)", "TTT (ours)", "MT", "MT3")
+    assert [line.label for line in table.lines if line.marked] == ["gaussian_noise"]
+    got = words(table)
+    assert list(got) == [  # the order of the paper's tables
+        "contrast",
+        "fog",
+        "gaussian_noise",
+        "average",
+        "average without †",
+        "best on, of 3",
+        "runs",
+    ]
+    assert got["contrast"]["MT3"] == f"*74.0 ± {math.sqrt((16 + 1 + 25) / 2):.2f}"
+    assert got["gaussian_noise"]["MT"] == "53.0 ± 3.00"
+    assert got["average"]["MT3"] == f"*61.0 ± {math.sqrt((9 + 1 + 16) / 2):.2f}"
+    assert got["average"]["JT (ours)"] == "55.0"  # a single run has no deviation
+    assert got["average"]["Baseline (ours)"] == f"41.3 ± {np.std([40, 42.68], ddof=1):.2f}"
+    # over fog and contrast: 57, 59.5, 64.5
+    assert got["average without †"]["MT3"] == f"*60.3 ± {np.std([57, 59.5, 64.5], ddof=1):.2f}"
+    assert got["runs"] == dict(zip(table.columns, "21133", strict=True))
+
+
+def test_ties_as_printed_are_all_bold_and_count_as_wins(folder):
+    """Fog: 44.02 and 45.0 and 45.0 and 43.0 and 46.67; then MT3 loses it."""
+    for seed, value in enumerate((44.0, 45.0, 46.1)):  # mean 45.03, printed 45.0
+        rows = {"before": MT3[seed]["before"], "after": MT3[seed]["after"] | {"fog": value}}
+        write(folder / f"mt3-{seed}.json", make_evaluation("mt3", seed, rows))
+    got = words(tables_of(folder)["accuracy"])
+    assert [c for c, text in got["fog"].items() if text.startswith("*")] == ["JT (ours)", "TTT (ours)", "MT3"]
+    assert got["best on, of 3"] == {"Baseline (ours)": "0", "JT (ours)": "1", "TTT (ours)": "1", "MT": "0", "MT3": "3"}
+
+
+def test_the_papers_number_stands_beside(folder):
+    table = tables_of(folder, published=True)["accuracy"]
+    cells = dict(zip(table.columns, table.lines[1].cells, strict=True))  # fog
+    assert cells["MT3"].published.words() == "75.9 ± 1.26"
+    average = dict(zip(table.columns, table.lines[3].cells, strict=True))["MT3"].published
+    assert average.value == pytest.approx((77.6 + 75.9 + 69.9) / 3)  # over the same three corruptions
+    assert average.std is None
+    assert "printed means over these 3 corruptions" in table.note
+
+
+def test_corruptions_that_the_paper_lacks_come_last_and_have_no_number(tmp_path):
+    write(tmp_path / "a.json", make_evaluation("baseline", 0, {"before": {"saturate": 50.0, "fog": 60.0}}))
+    table = tables_of(tmp_path, published=True)["accuracy"]
+    found = {line.label: line.cells[0].published for line in table.lines}
+    assert list(found) == ["fog", "saturate", "average", "runs"]
+    assert [cell and cell.value for cell in found.values()] == [70.7, None, None, None]
+    assert "no average over these corruptions" in table.note
+
+
+def test_no_paper_numbers_for_other_data_or_severities(tmp_path):
+    for name, change, reason in (
+        ("digits", {"data": "digits"}, "no numbers for digits"),
+        ("low", {"severities": (3,)}, "for severity 5"),
+    ):
+        severities = change.pop("severities", (5,))
+        write(tmp_path / name / "a.json", make_evaluation("mt3", 0, MT3[0], severities=severities, **change))
+        table = tables_of(tmp_path / name, published=True)["accuracy"]
+        assert reason in table.note
+        assert all(cell.published is None for line in table.lines for cell in line.cells)
+
+
+def test_gain_is_paired_over_seeds(folder):
+    got = words(tables_of(folder)["gain"])["MT, MT3"]
+    reach = 4.3027 * np.std([8, 7, 9], ddof=1) / math.sqrt(3)
+    assert got["gain"] == f"+8.0 [+{8 - reach:.1f}, +{8 + reach:.1f}]"
+    assert (got["fixed"], got["broken"]) == ("27", "9")  # 3 and 1 under each of 3 corruptions in 3 runs
+    assert got["after - JT (ours)"] == "+3.0"  # of seed 0, the only one that both have
+    single = words(tables_of(folder)["gain"])["JT (ours), TTT (ours)"]
+    assert single["gain"] == "-1.0 [-3.0, +1.0]"  # its evaluation's own interval
+    assert single["after - JT (ours)"] == "-"
+
+
+def test_missing_rival_is_said(tmp_path):
+    write(tmp_path / "a.json", make_evaluation("mt3", 0, MT3[0]))
+    table, split = gain_tables(rows_of(collect([tmp_path]).main), [5])
+    assert "JT (ours) was not evaluated" in table.note
+    assert split is None
+
+
+def test_split_of_the_gain(tmp_path):
+    for seed, rows in enumerate(MT3):
+        controls = {"clean_other": accuracies(55, 45, 59 + seed), "same_corruption": accuracies(57, 46, 60 + seed)}
+        write(tmp_path / f"{seed}.json", make_evaluation("mt3", seed, rows | controls))
+    _, split = gain_tables(rows_of(collect([tmp_path]).main), [5])
+    cells = dict(zip(split.columns, split.lines[0].cells, strict=True))
+    offsets = [53 - 50, 53 + 1 / 3 - 53, 53 + 2 / 3 - 56]
+    assert cells["offset"].value == pytest.approx(np.mean(offsets))
+    assert cells["distribution"].value == pytest.approx(4 / 3)
+    parts = sum(cells[name].value for name in ("offset", "distribution", "instance"))
+    assert parts == pytest.approx(cells["gain"].value) == pytest.approx(8.0)
+
+
+def test_clean_accuracy_and_its_cost(folder):
+    got = words(clean_table(rows_of(collect([folder]).main)))
+    assert got["MT3"]["clean accuracy"] == "93.0 ± 1.00"
+    assert got["MT3"]["minus before adapting"] == "+2.0 [+2.0, +2.0]"
+    assert got["MT3"]["minus Baseline (ours)"] == "+2.0 [+2.0, +2.0]"
+    assert got["Baseline (ours)"]["minus Baseline (ours)"] == "-"
+
+
+def test_mce_by_hand(tmp_path):
+    # errors of the baseline at severity 5: 50, 80; at 4 one point less: sums 99, 159
+    write(tmp_path / "b.json", make_evaluation("baseline", 0, {"before": {"fog": 50, "snow": 20}}, severities=(4, 5)))
+    rows = {"before": {"fog": 60, "snow": 30}, "after": {"fog": 70, "snow": 40}}
+    write(tmp_path / "m.json", make_evaluation("mt3", 0, rows, severities=(4, 5)))
+    cells, note = corruption_errors(rows_of(collect([tmp_path]).main))
+    assert cells["Baseline (ours)"].value == pytest.approx(100)
+    assert cells["MT3"].value == pytest.approx(100 * (59 / 99 + 119 / 159) / 2)
+    assert "over severity 4, 5 only" in note
+    got = tables_of(tmp_path)
+    assert words(got["severities"])["fog"]["MT3"] == "*70.5"
+    assert words(got["mce"])["severity 4"]["MT"] == "46.0"
+    assert words(got["mce"])["mCE"]["MT3"].startswith("*")
+    assert words(got["accuracy"])["fog"]["MT3"] == "*70.0"  # the highest severity
+    (tmp_path / "b.json").unlink()
+    cells, note = corruption_errors(rows_of(collect([tmp_path]).main))
+    assert cells is None
+    assert "relative to a baseline, and none was evaluated" in note
+
+
+def test_calibration_before_and_after(folder):
+    got = words(tables_of(folder)["calibration"])
+    assert got["MT"]["NLL in nats"] == "1.470 ± 0.0300"
+    assert got["MT3"]["calibration error in %"] == f"6.1 ± {np.std([5.8, 6.0, 6.5], ddof=1):.2f}"
+
+
+def test_component_table_is_the_papers():
+    got = {line.label: [c.text for c in line.cells[:4]] for line in component_table().lines}
+    assert tuple(got) == ROWS
+    assert got["TTT (Sun et al.)"] == ["rotation", "-", "joint", "yes"]
+    assert got["Baseline (ours)"] == ["-", "-", "CE", "-"]
+    assert got["MT"] == ["BYOL", "yes", "meta", "-"]
+
+
+def test_sweeps_and_ablations(folder):
+    for steps, gain in ((3, 2.0), (10, -1.0)):
+        for seed, rows in enumerate(MT3[:2]):
+            after = {name: value + gain for name, value in rows["after"].items()}
+            value = make_evaluation("mt3", seed, rows | {"after": after}, steps=steps, default_adaptation=False)
+            write(folder / f"steps-{steps}-{seed}.json", value)
+    write(folder / "lr.json", make_evaluation("mt3", 0, MT3[0], lr=0.3, default_adaptation=False))
+    weak = {"before": MT3[0]["before"], "after": accuracies(50, 40, 63)}
+    write(folder / "first.json", make_evaluation("mt3", 0, weak, ablation="first order"))
+    got = tables_of(folder)
+    assert "steps-3" not in str(got["accuracy"])
+    steps = words(got["sweep-steps"])
+    assert {line: cells["MT3 (32 views, lr 0.1)"] for line, cells in steps.items()} == {
+        "1": f"61.0 ± {np.std([58, 60, 65], ddof=1):.2f}",
+        "3": f"61.0 ± {np.std([60, 62], ddof=1):.2f}",
+        "10": f"58.0 ± {np.std([57, 59], ddof=1):.2f}",
+    }
+    assert list(words(got["sweep-lr"])) == ["0.1", "0.3"]
+    assert "sweep-views" not in got
+    settings = words(got["settings"])["MT3: steps 10, views 32, lr 0.1"]
+    assert (settings["steps x views"], settings["runs"]) == ("320", "2")
+    ablations = words(got["ablations"])
+    assert list(ablations) == ["MT3: default", "MT3: first order"]
+    assert ablations["MT3: first order"]["minus default"] == "-7.0"
+    assert ablations["MT3: first order"]["after"] == "51.0"
+
+
+def test_an_ablation_may_adapt_where_its_default_does_not(tmp_path):
+    write(tmp_path / "a.json", make_evaluation("baseline", 0, {"before": {"fog": 50.0}}))
+    value = make_evaluation("mt3", 0, {"before": {"fog": 60.0}, "after": {"fog": 65.0}}, ablation="with BYOL")
+    value["protocol"]["method"] = "baseline"
+    write(tmp_path / "b.json", value)
+    got = words(tables_of(tmp_path)["ablations"])
+    assert got["Baseline (ours): default"]["after"] == "-"
+    assert got["Baseline (ours): with BYOL"]["after"] == "65.0"
+    assert got["Baseline (ours): with BYOL"]["minus default"] == "+10.0"  # both before adapting
+
+
+def test_sweeps_under_another_protocol_leave_the_default_out(folder):
+    for steps in (3, 10):
+        value = make_evaluation("mt3", 0, MT3[0], steps=steps, images=20, default_adaptation=False)
+        write(folder / f"steps-{steps}.json", value)
+    got = tables_of(folder)
+    assert list(words(got["sweep-steps"])) == ["3", "10"]
+    assert "under another protocol" in got["settings"].note
+
+
+def test_report_writes_every_file_and_the_same_bytes_again(folder, capsys):
+    config = config_to_dict(make_config("mt3", "cifar10", "paper", 0))
+    write_run(folder / "run", config, [(e, e / 20, e / 15) for e in range(1, 13)])
+    out = folder / "report"
+    assert main(["report", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "| average " in printed
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    names = ["bars", "convergence"]
+    figures = {f"{name}.{ending}" for name in names for ending in ("png", "pdf")}
+    first = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert set(first) == figures | {"report.md", "table.tex", "table.csv"}
+    assert all(name in printed for name in first)
+    text = first["report.md"].decode()
+    titles = re.findall("^## (.*)$", text, re.M)
+    assert titles == [
+        "Accuracy under corruption",
+        "Before and after adapting",
+        "Severities and mCE",
+        "Likelihood and calibration",
+        "Clean images",
+        "Convergence",
+        "Methods",
+        "Protocol",
+    ]
+    for line in ("- data: cifar10, test split, 100 images", "- versions: mt3 0.1.0, numpy 2.0", "- severities: 5"):
+        assert line in text
+    records = {(r["table"], r["line"], r["column"]): r for r in csv.DictReader((out / "table.csv").open())}
+    assert float(records["accuracy", "average", "MT3"]["value"]) == pytest.approx(61.0)
+    assert float(records["accuracy", "average", "MT3"]["std"]) == pytest.approx(math.sqrt(13))
+    assert first["table.tex"].count(rb"\begin{tabular}") == first["table.tex"].count(rb"\bottomrule") == 1
+    assert main(["report", str(folder)]) == 0
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == first
+
+
+def test_published_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "--published"]) == 0
+    assert "**75.6 ± 0.30**" in capsys.readouterr().out
+    assert (tmp_path / "report" / "table.tex").read_text().count(r"\begin{tabular}") == 2
+    assert "Convergence" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_refusals_on_the_command_line(folder, capsys):
+    write(folder / "other.json", make_evaluation("baseline", 7, BASELINE[0], images=50))
+    for arguments, expected in (
+        ([], "Expected directories of results, got none"),
+        ([folder], "images is"),
+        ([folder / "nowhere"], "is not there"),
+        ([folder, "--bars"], "Unexpected argument '--bars'"),
+    ):
+        assert main(["report", *map(str, arguments)]) == 2
+        err = capsys.readouterr().err
+        assert expected in err
+        assert len(err.strip().splitlines()) == 1
+    assert not (folder / "report").exists()
+
+
+def test_clean_images_alone(tmp_path):
+    rows: Rows = {"before": {}, "after": {}}
+    write(tmp_path / "a.json", make_evaluation("mt3", 0, rows, {"before": 90.0, "after": 91.0}))
+    text, files, _ = write_report([tmp_path], tmp_path / "out")
+    assert text == ""
+    assert "| MT3    |           91.0 |" in (tmp_path / "out" / "report.md").read_text()
+    assert all(path.exists() for path in files)
+
+
+def test_report_needs_no_torch(folder):
+    write(folder / "steps.json", make_evaluation("mt3", 0, MT3[0], steps=3, default_adaptation=False))
+    code = (
+        "import sys\nfrom mt3.cli import main\nassert main(sys.argv[1:]) == 0\n"
+        "assert not {'torch', 'scipy', 'safetensors', 'huggingface_hub'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "report", folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    for name in ("bars", "sweep-steps", "sweep-cost"):
+        assert Image.open(folder / "report" / f"{name}.png").size[0] >= 1000
+        assert (folder / "report" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_without_matplotlib_the_tables_are_written(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["report", str(folder)]) == 0
+    assert "no figures: Figures need matplotlib" in capsys.readouterr().err
+    assert {p.name for p in (folder / "report").iterdir()} == {"report.md", "table.tex", "table.csv"}
+    assert ".png" not in (folder / "report" / "report.md").read_text()
+
+
+def test_colours_belong_to_methods():
+    assert tuple(COLOURS) == ROWS
+    assert len(set(COLOURS.values())) == len(ROWS)
+
+
+def test_bars_have_the_methods_colours(folder):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    write_report([folder], folder / "report")
+    picture = np.asarray(Image.open(folder / "report" / "bars.png").convert("RGB")).astype(int)
+
+    def area(row: str) -> int:
+        colour = [int(COLOURS[row][i : i + 2], 16) for i in (1, 3, 5)]
+        return int((np.abs(picture - colour).sum(-1) < 6).sum())
+
+    # bars from 0: their areas are as the sums of the accuracies
+    assert area("MT3") / area("MT") == pytest.approx((61 * 3 + 61) / (53 * 3 + 53), abs=0.03)
+    assert area("JT (Sun et al.)") == 0
+
+
+def test_authors_curve_in_percent():
+    curve = authors_curve()
+    assert curve.before.shape == curve.after.shape == (3, 200)
+    assert (curve.epochs[0], curve.epochs[-1]) == (1, 200)
+    assert curve.after[:, 199].mean() == pytest.approx(98.5, abs=0.05)

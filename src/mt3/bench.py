@@ -14,7 +14,7 @@ from mt3.corruptions.write import check_severities, library_versions
 from mt3.data.dataset import Dataset
 from mt3.errors import InputError, name_list
 from mt3.progress import Progress
-from mt3.report import text_table
+from mt3.table import Cell, Line, Table, markdown
 
 Spread = dict[str, float]  # median, min and max over the rounds
 
@@ -51,26 +51,29 @@ def bench_corruptions(dataset: Dataset, images: int = 128, severity: int = 5, ro
 
 def corruptions_summary(result: dict[str, Any]) -> str:
     """The table of `bench_corruptions`, and the sum over the paper's corruptions."""
-    rows = [
-        [
+    lines = tuple(
+        Line(
             entry["name"],
-            f"{entry['images_per_second']['median']:.0f}",
-            f"{entry['ms_per_image']['median']:.3f}",
-            _range(entry["ms_per_image"]),
-        ]
+            (
+                Cell(entry["images_per_second"]["median"], digits=0),
+                Cell(entry["ms_per_image"]["median"], digits=3),
+                Cell(text=_range(entry["ms_per_image"])),
+            ),
+        )
         for entry in result["corruptions"]
-    ]
+    )
+    table = Table("corruptions", "", "corruption", ("images/s", "ms/image", "min..max"), lines)
     missing, total = result["paper"]["missing"], result["paper"]["ms_per_image"]
-    lines = [
+    words = [
         f"{result['images']} images of {result['data']} at severity {result['severity']}, one core: median of "
         f"{result['rounds']} rounds, by processor time",
         "",
-        text_table(["corruption", "images/s", "ms/image", "min..max"], rows),
+        markdown(table),
         "",
         f"{len(PAPER) - len(missing)} of the paper's {len(PAPER)} together: {total['median']:.3f} ms/image "
         f"({_range(total)})" + (f"; without {name_list(missing)}" if missing else ""),
     ]
-    return "\n".join(lines)
+    return "\n".join(words)
 
 
 def alternate(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:

@@ -17,11 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mt3.errors import InputError, name_list
-from mt3.files import atomic_path, read_json
+from mt3.files import RUN_FILE, atomic_path, read_json
 from mt3.model import MT3Model
 
-RUN_FILE = "run.json"  # config, progress and time of a training run
-METRICS_FILE = "metrics.jsonl"
 MODEL_FILES = ("config.json", "model.safetensors")
 KEPT = 2  # checkpoints: the newest and, should it be damaged, the one before
 

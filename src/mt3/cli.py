@@ -1,4 +1,4 @@
-"""The command line: train | evaluate | predict | corrupt | bench | demo. Torch is imported only where it is needed."""
+"""The command line: train | evaluate | predict | corrupt | report | bench | demo. Torch is imported where needed."""
 
 import argparse
 import json
@@ -111,6 +111,14 @@ def _parser() -> argparse.ArgumentParser:
     of_corruptions.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
     _data_arguments(of_corruptions)
     of_corruptions.set_defaults(run=_bench_corruptions)
+
+    report = commands.add_parser("report", help="tables and figures from evaluations and training curves")
+    report.add_argument(
+        "results", type=Path, nargs="*", metavar="DIR", help="directories or files, searched for results"
+    )
+    report.add_argument("--out", type=Path, help="directory (default: report, inside the first DIR)")
+    report.add_argument("--published", action="store_true", help="the paper's numbers beside them; without DIR, alone")
+    report.set_defaults(run=_report)
 
     demo = commands.add_parser("demo", help="train and evaluate on the embedded digits, in minutes")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"))
@@ -365,7 +373,7 @@ def _preview(args: argparse.Namespace, dataset: "Dataset", names: Sequence[str],
     import numpy as np
 
     from mt3.corruptions import apply
-    from mt3.report import draw_corruptions
+    from mt3.figures import draw_corruptions
 
     count = len(dataset.test_images)
     if args.image >= count:
@@ -394,6 +402,22 @@ def _bench_corruptions(args: argparse.Namespace, extra: Sequence[str]) -> None:
     if args.json is not None:
         write_json(args.json, result)
         print(f"wrote {args.json}")
+
+
+def _report(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from mt3.report import write_report
+
+    if not args.results and not args.published:
+        raise InputError(
+            "Expected directories of results, got none; give some, or --published for the paper's numbers."
+        )
+    first = args.results[0] if args.results else Path()
+    out = args.out or (first.parent if first.is_file() else first) / "report"
+    table, files, notes = write_report(args.results, out, args.published)
+    for note in notes:
+        print(note, file=sys.stderr)
+    print(f"{table}\n" if table else "", end="")
+    print(f"wrote {name_list(f.name for f in files)} in {out}")
 
 
 def _demo(args: argparse.Namespace, extra: Sequence[str]) -> None:

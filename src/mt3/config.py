@@ -25,6 +25,7 @@ CHOICES = {
     "ema_schedule": ("constant", "cosine"),
     "ema_start": ("online", "random"),
 }
+BOOKKEEPING = ("log_every", "checkpoint_every")  # fields that do not change what is trained
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,17 @@ import torch
 from numpy.typing import NDArray
 
 from mt3 import corruptions
-from mt3.checkpoint import RUN_FILE
 from mt3.config import make_config
 from mt3.corruptions.weather import INSTALL_PHOTOS
 from mt3.data import Dataset, load_digits
 from mt3.errors import InputError
 from mt3.evaluate import TestImages, evaluate
-from mt3.files import read_json, write_json
+from mt3.figures import draw_examples
+from mt3.files import RUN_FILE, read_json, write_json
 from mt3.measure import is_correct, paired_gain
 from mt3.model import MT3Model
 from mt3.progress import duration
-from mt3.report import draw_examples, interval, result_table
+from mt3.report import interval, result_table
 from mt3.train import train
 
 IMAGES = 100  # held-out images under each corruption

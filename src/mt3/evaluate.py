@@ -35,6 +35,7 @@ from mt3.workers import run
 
 PIECE = 50  # images whose results are kept together; an interruption loses at most this many
 CLEAN = ("clean", 0)
+DERIVED = ("default_adaptation",)  # follows from the rest of the protocol and is missing from older files
 Source = tuple[str, int]  # corruption and severity
 Results = dict[str, NDArray[np.float32]]  # row -> probabilities (images, classes)
 
@@ -125,6 +126,8 @@ def make_protocol(
         "steps": adapter.steps if adapter else 0,
         "lr": adapter.lr if adapter else None,
         "views": adapter.views if adapter else views or model.adapt_views,
+        "default_adaptation": adapter is None
+        or (adapter.steps, adapter.lr, adapter.views) == (model.adapt_steps, model.adapt_lr, model.adapt_views),
         "clip": model.adapt_clip if adapter else None,
         "clip_mode": model.clip_mode,
         "crop_max": model.crop_max,
@@ -331,7 +334,7 @@ def _open_pieces(directory: Path, protocol: dict[str, Any]) -> None:
 def _require_same(old: Any, new: dict[str, Any], where: Path) -> None:
     if not isinstance(old, dict):
         raise InputError(f"{where} does not hold an evaluation; choose another --out, or delete it.")
-    changed = [k for k in old.keys() | new.keys() if old.get(k) != new.get(k)]
+    changed = [k for k in old.keys() | new.keys() if k not in DERIVED and old.get(k) != new.get(k)]
     if changed:
         raise InputError(
             f"{where} holds an evaluation under another protocol ({name_list(sorted(changed))} differ); "

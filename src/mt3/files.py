@@ -12,6 +12,9 @@ from typing import Any
 
 from mt3.errors import InputError
 
+RUN_FILE = "run.json"  # config, progress and time of a training run
+METRICS_FILE = "metrics.jsonl"
+
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
@@ -75,10 +78,15 @@ def _umask() -> int:
     return mask
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text`, atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write `value` as readable JSON, atomically."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: str | Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 
 Grad = Tensor | None
 Layout = tuple[list[int], list[int]]  # stride, padding
@@ -23,7 +23,7 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         layout = (list(self.stride), [int(p) for p in self.padding])
-        y: Tensor = _Convolution.apply(x, self.weight, self.bias, layout)
+        y: Tensor = _Convolution.apply(x, self.weight, self.bias, layout)  # type: ignore[no-untyped-call]
         return y
 
 
@@ -31,8 +31,14 @@ class GroupNorm(nn.GroupNorm):
     """`nn.GroupNorm` of images, twice differentiable in few passes."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Norm.apply(x, self.weight, self.bias, self.num_groups, self.eps)[0]
+        y: Tensor = _Norm.apply(x, self.weight, self.bias, self.num_groups, self.eps)[0]  # type: ignore[no-untyped-call]
         return y
+
+
+def _refuse_third_derivative() -> None:
+    """PyTorch's `once_differentiable` would leave the third derivative out without a word where others add to it."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("These layers have no third derivatives; leave out create_graph in the second.")
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Grad, layout: Layout) -> Tensor:
@@ -71,7 +77,7 @@ class _Convolution(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Grad, Grad, Grad, None]:
         x, weight = ctx.saved_tensors
         wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.with_bias and ctx.needs_input_grad[2])
-        return *_ConvolutionBackward.apply(g, x, weight, ctx.layout, wanted), None
+        return *_ConvolutionBackward.apply(g, x, weight, ctx.layout, wanted), None  # type: ignore[no-untyped-call]
 
 
 class _ConvolutionBackward(Function):
@@ -91,9 +97,9 @@ class _ConvolutionBackward(Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, to_x: Grad, to_weight: Grad, to_bias: Grad) -> tuple[Grad, Grad, Grad, None, None]:
         """Both gradients are bilinear: dx in (g, weight), dweight in (g, x); so each side is a convolution again."""
+        _refuse_third_derivative()
         g, x, weight = (t.contiguous(memory_format=LAST) if t.dim() == 4 else t for t in ctx.saved_tensors)
         need_g, need_x, need_weight = ctx.needs_input_grad[:3]
         for_g: Grad = None
@@ -134,7 +140,7 @@ class _Norm(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Grad) -> tuple[Grad, Grad, Grad, None, None]:
         x, weight, mean, rstd = ctx.saved_tensors
-        return *_NormBackward.apply(g, x, weight, mean, rstd, ctx.groups), None, None
+        return *_NormBackward.apply(g, x, weight, mean, rstd, ctx.groups), None, None  # type: ignore[no-untyped-call]
 
 
 class _NormBackward(Function):
@@ -157,13 +163,13 @@ class _NormBackward(Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, v: Tensor, to_weight: Tensor, to_bias: Tensor) -> tuple[Grad, ...]:
-        """Differentiate dx = J (weight g), dweight = sum g xhat, dbias = sum g, for the cotangents v, to_weight, to_bias.
+        """Differentiate dx = J (weight g), dweight = sum g xhat and dbias = sum g along v, to_weight and to_bias.
 
         With xhat = (x - mean) rstd and m() the mean over a group, J u = rstd (u - m(u) - xhat m(u xhat)). Everything
         below is a linear combination of v, g, x and 1 whose coefficients come from five sums over the pixels.
         """
+        _refuse_third_derivative()
         g, x, weight, mean, rstd = ctx.saved_tensors
         n, c = x.shape[:2]
         members = c // ctx.groups  # channels of a group

@@ -1,7 +1,7 @@
 """Numbers from predictions: accuracy, likelihood, calibration and their intervals. Needs no torch."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,28 @@ def paired_gain(after: Correct, before: Correct) -> dict[str, float]:
     error = float(difference.std(ddof=1) / math.sqrt(len(difference))) if len(difference) > 1 else math.inf
     reach = Z95 * error if math.isfinite(error) else 100.0
     return {"mean": mean, "low": mean - reach, "high": mean + reach}
+
+
+# two-sided 95 % quantiles of Student's t with 1 to 10 degrees of freedom
+T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
+
+
+def t95(freedom: int) -> float:
+    """Two-sided 95 % quantile of Student's t; beyond the table by its expansion around the normal one."""
+    if freedom <= len(T95):
+        return T95[freedom - 1]
+    z = Z95
+    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    return z + sum(term / float(freedom) ** (i + 1) for i, term in enumerate(terms))
+
+
+def mean_interval(differences: Sequence[float]) -> tuple[float, float] | None:
+    """95 % interval of the mean difference over runs (Student's t), or None for a single run."""
+    values = np.asarray(differences, dtype=float)
+    if len(values) < 2:
+        return None
+    reach = t95(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return float(values.mean()) - reach, float(values.mean()) + reach
 
 
 GAINS = {  # name: (row, minus row)

@@ -1,14 +1,34 @@
-"""Results to tables and figures. Needs no torch."""
+"""Results to tables and figures: of one evaluation, and a report over many runs. Needs no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mt3.errors import InputError
-from mt3.files import atomic_path
+from mt3 import published as paper
+from mt3.compare import (
+    STATISTICS,
+    Columns,
+    Row,
+    accuracy_table,
+    calibration_table,
+    clean_table,
+    columns_of,
+    component_table,
+    gain_tables,
+    published_columns,
+    published_tables,
+    rows_of,
+    severity_tables,
+)
+from mt3.curves import MIN_EPOCHS, authors_curve, read_curves
+from mt3.errors import InputError, name_list
+from mt3.figures import FORMATS, Figure, draw_bars, draw_convergence, import_pyplot
+from mt3.files import write_text
+from mt3.published import AVERAGE, published_table
+from mt3.results import Evaluation, Results, collect, describe_source
+from mt3.sweeps import ablation_table, sweep_blocks
+from mt3.table import Cell, Line, Table, csv_text, latex, markdown
 
 ROW_TITLES = {
     "before": "before adapting",
@@ -19,26 +39,9 @@ ROW_TITLES = {
 }
 
 
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns: the first to the left, the others to the right."""
-    lines = [list(header), *[list(row) for row in rows]]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-
-    def draw(cells: Sequence[str]) -> str:
-        padded = [c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
-        return "| " + " | ".join(padded) + " |"
-
-    rule = "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
-    return "\n".join([draw(lines[0]), rule, *map(draw, lines[1:])])
-
-
-def points(value: float) -> str:
-    return f"{value:.1f}"
-
-
 def interval(gain: dict[str, float]) -> str:
     """`+5.2 [+3.1, +7.3]`: a paired difference in points with its 95 % interval."""
-    return f"{gain['mean']:+.1f} [{gain['low']:+.1f}, {gain['high']:+.1f}]"
+    return Cell(gain["mean"], interval=(gain["low"], gain["high"]), signed=True).words()
 
 
 def result_table(columns: dict[str, tuple[dict[str, Any], str]]) -> str:
@@ -47,19 +50,19 @@ def result_table(columns: dict[str, tuple[dict[str, Any], str]]) -> str:
     keys = [(c["name"], c["severity"]) for c in results[0]["corruptions"]]
     several = len({severity for _, severity in keys}) > 1
     by_key = [{(c["name"], c["severity"]): c for c in r["corruptions"]} for r in results]
-    rows = [
-        [f"{name} {severity}" if several else name]
-        + [
-            points(found[name, severity][row]["accuracy"])
-            for found, (_, row) in zip(by_key, columns.values(), strict=True)
-        ]
+    rows = [row for _, row in columns.values()]
+    lines = [
+        Line(
+            f"{name} {severity}" if several else name,
+            tuple(Cell(found[name, severity][row]["accuracy"]) for found, row in zip(by_key, rows, strict=True)),
+        )
         for name, severity in keys
     ]
     if keys:
-        rows.append(["average", *(points(r["average"][row]) for r, row in columns.values())])
+        lines.append(Line(AVERAGE, tuple(Cell(r["average"][row]) for r, row in columns.values())))
     if all(r["clean"] is not None and row in r["clean"] for r, row in columns.values()):
-        rows.append(["clean", *(points(r["clean"][row]["accuracy"]) for r, row in columns.values())])
-    return text_table(["corruption", *columns], rows)
+        lines.append(Line("clean", tuple(Cell(r["clean"][row]["accuracy"]) for r, row in columns.values())))
+    return markdown(Table("result", "Accuracy", "corruption", tuple(columns), tuple(lines)))
 
 
 def evaluation_summary(result: dict[str, Any]) -> str:
@@ -78,106 +81,182 @@ def evaluation_summary(result: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def draw_examples(
-    path: Path,
-    clean: NDArray[np.uint8],
-    corrupted: NDArray[np.uint8],
-    names: Sequence[str],
-    texts: Sequence[Sequence[str | bool]],
-    truth: Sequence[str],
-) -> None:
-    """A figure of images, their corrupted versions and the prediction before and after.
+class Section(NamedTuple):
+    title: str
+    blocks: list[Table | Figure | str]
 
-    `texts` holds (before, right?, after, right?) for each column; a right answer is drawn with a tick and in blue, a
-    wrong one with a cross and in orange.
+
+def write_report(paths: Sequence[Path], out: Path, published: bool = False) -> tuple[str, list[Path], list[str]]:
+    """Write tables and figures of the results in `paths`, or of the paper alone; the same results give the same bytes.
+
+    Returns the first table as Markdown, the files, and what a user should know.
     """
-    pyplot = import_pyplot()
-    count = len(clean)
-    figure, axes = pyplot.subplots(2, count, figsize=(1.35 * count, 3.9), squeeze=False)
-    for i in range(count):
-        for axis, image in ((axes[0, i], clean[i]), (axes[1, i], corrupted[i])):
-            axis.imshow(image, interpolation="nearest")
-            axis.set_xticks([])
-            axis.set_yticks([])
-        axes[0, i].set_title(f"truth: {truth[i]}", fontsize=9)
-        axes[1, i].set_title(names[i].replace("_", "\n"), fontsize=8)
-        before, before_right, after, after_right = texts[i]
-        for line, (text, right) in enumerate(((f"before: {before}", before_right), (f"after: {after}", after_right))):
-            axes[1, i].text(
-                0.5,
-                -0.12 - 0.2 * line,
-                text + (" ✓" if right else " ✗"),
-                transform=axes[1, i].transAxes,
-                ha="center",
-                va="top",
-                fontsize=8,
-                color="#0072B2" if right else "#D55E00",
-            )
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=150)
-    pyplot.close(figure)
-
-
-ZOOM = 4  # device pixels for each pixel of a corrupted image: a whole number, so that none is blurred
-GAP = 2  # pixels of an image between two of them
-DPI = 240
-
-
-def draw_corruptions(
-    path: Path, clean: NDArray[np.uint8], corrupted: Mapping[str, NDArray[np.uint8]], severities: Sequence[int]
-) -> None:
-    """The paper's Figure 1: one image (32, 32, 3), clean and under each corruption (severities, 32, 32, 3).
-
-    A row for each corruption, in two blocks side by side. `path` ends in .png or .pdf.
-    """
-    check_figure(path)
-    pyplot = import_pyplot()
-    names = list(corrupted)
-    half = -(-len(names) // 2)
-    blocks = [block for block in (names[:half], names[half:]) if block]
-    step = clean.shape[0] + GAP
-    width, height = step * (1 + len(severities)) - GAP, step * half - GAP  # of a block, in pixels of an image
-    label, top, edge = 70, 22, 4  # room for names on the left and titles above, and around all, in the same unit
-    figure_width, figure_height = len(blocks) * (label + width) + edge, top + height + edge
-    inch = ZOOM / DPI  # of a pixel
-    figure = pyplot.figure(figsize=(figure_width * inch, figure_height * inch))
-    for i, block in enumerate(blocks):
-        tall = step * len(block) - GAP
-        left, bottom = i * (label + width) + label, edge + height - tall
-        axis = figure.add_axes(
-            (left / figure_width, bottom / figure_height, width / figure_width, tall / figure_height)
-        )
-        canvas = np.full((tall, width, 3), 255, np.uint8)
-        for row, name in enumerate(block):
-            for column, image in enumerate((clean, *corrupted[name])):
-                canvas[row * step : (row + 1) * step - GAP, column * step : (column + 1) * step - GAP] = image
-        axis.imshow(canvas, interpolation="nearest", aspect="auto")
-        middle = (clean.shape[0] - 1) / 2
-        axis.set_yticks([middle + step * row for row in range(len(block))], [name.replace("_", " ") for name in block])
-        axis.set_xticks([middle + step * column for column in range(1 + len(severities))], ["clean", *severities])
-        axis.xaxis.tick_top()
-        axis.tick_params(length=0, pad=2, labelsize=8)
-        axis.text(step + (width - step) / 2, -12, "severity", ha="center", va="bottom", fontsize=8)
-        axis.spines[:].set_visible(False)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=DPI)
-    pyplot.close(figure)
-
-
-def check_figure(path: Path) -> None:
-    """Refuse a figure's name that says no format."""
-    if path.suffix not in (".png", ".pdf"):
-        raise InputError(f"Expected a name ending in .png or .pdf for the figure, got {path}; choose one of them.")
-
-
-def import_pyplot() -> Any:
-    """Matplotlib's pyplot, drawing to files only; it is an extra."""
+    if paths:
+        results = collect(paths)
+        sections, notes = report_sections(results, published), list(results.notes)
+    else:
+        sections, notes = published_sections(True), []
+    figures = [block for section in sections for block in section.blocks if isinstance(block, Figure)]
+    files = []
     try:
-        import matplotlib
-    except ImportError:
-        raise InputError("Figures need matplotlib, which is not installed; pip install 'mt3[figures]'.") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+        import_pyplot()
+    except InputError as error:
+        notes.append(f"no figures: {error}")
+        figures = []
+    for figure in figures:
+        drawn = [out / f"{figure.name}.{ending}" for ending in FORMATS]
+        figure.draw(drawn)
+        files += drawn
+    tables = [block for section in sections for block in section.blocks if isinstance(block, Table)]
+    main = [t for t in tables if t.head == "corruption"]
+    head = "% needs \\usepackage{booktabs,graphicx}\n"
+    write_text(out / "table.tex", head + "\n\n".join(latex(t) for t in main) + "\n")
+    write_text(out / "table.csv", csv_text(tables))
+    write_text(out / "report.md", _markdown_report(sections, bool(figures)))
+    files = [out / "report.md", out / "table.tex", out / "table.csv", *files]
+    return "\n\n".join(f"{t.title}\n\n{markdown(t)}" for t in main[: 1 if paths else 2]), files, notes
 
-    return pyplot
+
+def _markdown_report(sections: Sequence[Section], with_figures: bool) -> str:
+    parts = ["# Report"]
+    for section in sections:
+        parts.append(f"## {section.title}")
+        for block in section.blocks:
+            if isinstance(block, Table):
+                parts += [f"{block.title}:", markdown(block), *([block.note] if block.note else [])]
+            elif isinstance(block, str):
+                parts.append(block)
+            elif with_figures:
+                parts += [f"![{block.name}]({block.name}.png)", f"*{block.caption}*"]
+    return "\n\n".join(parts) + "\n"
+
+
+def report_sections(results: Results, published: bool) -> list[Section]:
+    """The whole report, section by section; those without results are left out."""
+    rows = rows_of(results.main)
+    sections: list[Section] = []
+    if rows and rows[0].runs[0].corruptions:
+        severity = [rows[0].runs[0].severities[-1]]
+        sections.append(_accuracy_section(rows, severity, published))
+        gain, split = gain_tables(rows, severity)
+        by_severity, why_not = severity_tables(rows)
+        sections += [
+            Section("Before and after adapting", [gain] if gain else []),
+            Section("What the gain is made of", [split] if split else []),
+            Section("Severities and mCE", [*by_severity, *([why_not] if why_not else [])]),
+            Section("Likelihood and calibration", [calibration_table(rows, severity)]),
+        ]
+    clean, ablations = clean_table(rows), ablation_table(results)
+    sections += [
+        Section("Clean images", [clean] if clean else []),
+        Section("Adaptation settings", list(sweep_blocks(results))),
+        Section("Ablations", [ablations] if ablations else []),
+        *_convergence_section(results, published),
+        *(published_sections(False) if published else []),
+        Section("Methods", [component_table()]),
+        _protocol_section(results, rows),
+    ]
+    return [section for section in sections if section.blocks]
+
+
+def published_sections(alone: bool) -> list[Section]:
+    """The paper's tables and figures."""
+    blocks: list[Table | Figure | str] = []
+    for table, data in zip(published_tables(), paper.TABLES, strict=True):
+        names = paper.corruption_order()
+        draw = partial(draw_bars, columns=published_columns(data, names), names=[*names, AVERAGE])
+        caption = f"{table.title}; bars are means, whiskers standard deviations over 3 runs where the paper has them."
+        blocks += [table, Figure(f"published-{data}", caption, draw)]
+    sections = [Section("The paper's results", blocks)]
+    if alone:
+        sections += _convergence_section(Results(), True)
+        sections.append(Section("Methods", [component_table()]))
+    return sections
+
+
+def _accuracy_section(rows: Sequence[Row], severity: Sequence[int], published: bool) -> Section:
+    protocol = rows[0].runs[0].protocol
+    names = rows[0].runs[0].corruptions
+    columns = columns_of(rows, severity)
+    runs = {row.title: len(row.runs) for row in rows}
+    note, beside = STATISTICS, None
+    if published:
+        beside = published_columns(str(protocol.get("data")), names) if severity == [paper.SEVERITY] else {}
+        note += " " + _published_note(protocol, names, beside)
+    title = (
+        f"Accuracy in % on {protocol.get('data')} under corruption, severity {severity[0]}, {protocol['images']} images"
+    )
+    table = accuracy_table("accuracy", title, columns, names, runs, note, beside)
+    draw = partial(draw_bars, columns=columns, names=[*names, AVERAGE])
+    caption = f"{title}: means, with standard deviations over runs where there are several."
+    return Section("Accuracy under corruption", [table, Figure("bars", caption, draw)])
+
+
+def _published_note(protocol: dict[str, Any], names: Sequence[str], beside: Columns) -> str:
+    if not beside:
+        if published_table(str(protocol.get("data"))) is None:
+            return f"The paper has no numbers for {protocol.get('data')}."
+        return f"The paper's numbers are for severity {paper.SEVERITY}, so none stand here."
+    text = "In brackets the paper's number: 3 runs, 10,000 images of the published -C data."
+    if not set(names) <= set(paper.corruption_order()):
+        text += " It has no average over these corruptions."
+    elif len(names) < len(paper.corruption_order()):
+        text += f" Its averages here are of its printed means over these {len(names)} corruptions."
+    return text
+
+
+def _convergence_section(results: Results, published: bool) -> list[Section]:
+    curve = read_curves(results.curves)
+    if curve is None and not published:
+        return []
+    overlay = results.curve_data == "cifar10"
+    draw = partial(draw_convergence, curve=curve, published=authors_curve(), overlay=overlay)
+    caption = "Training accuracy of MT3 before and after the inner step: mean and standard deviation over runs"
+    if curve is None:
+        caption += ", the authors' three."
+    else:
+        points = "per epoch" if curve.epochs[-1] >= MIN_EPOCHS else "in twentieths of the training"
+        caption += f", {points}; beside it the authors' three runs."
+    return [Section("Convergence", [Figure("convergence", caption, draw)])]
+
+
+def _protocol_section(results: Results, rows: Sequence[Row]) -> Section:
+    groups = [*results.main.values(), *results.ablations.values()]
+    runs = [run for group in groups for run in group] + results.others
+    items = []
+    if runs:
+        p = (rows[0].runs if rows else runs)[0].protocol
+        items = [
+            f"data: {p.get('data')}, {p.get('split')} split, {p['images']} images",
+            f"corrupted images: {describe_source(p.get('source'))}",
+            f"corruptions: {name_list(p['corruptions']) or 'none'}",
+            f"severities: {name_list(p['severities']) or 'none'}",
+            f"seeds of the views: {name_list(sorted({run.protocol.get('seed') for run in runs}, key=str))}",
+        ]
+        versions = sorted({_versions(run) for run in runs})
+        items.append(f"versions: {'; '.join(versions)}")
+    items += results.notes
+    blocks: list[Table | Figure | str] = ["\n".join(f"- {item}" for item in items)] if items else []
+    lines = []
+    for found in (*groups, *([run] for run in results.others)):
+        one = found[0]
+        texts = (
+            str(one.protocol.get("preset")),
+            name_list(run.seed for run in found),
+            str(one.setting.steps) if one.protocol.get("adapts", True) else "-",
+            str(one.setting.views),
+            f"{one.setting.lr:g}" if one.protocol.get("adapts", True) else "-",
+            "-" if one.protocol.get("clip") is None else f"{one.protocol['clip']:g}",
+            name_list(f"`{run.path}`" for run in found),
+        )
+        label = f"{one.method.name}, {one.label}" if one.label else one.method.name
+        lines.append(Line(label, tuple(Cell(text=text) for text in texts)))
+    if lines:
+        columns = ("preset", "training seeds", "steps", "views", "lr", "clip", "files")
+        blocks.append(Table("protocol", "The evaluations", "training", columns, tuple(lines)))
+    return Section("Protocol", blocks)
+
+
+def _versions(run: Evaluation) -> str:
+    versions = run.protocol.get("versions") or {}
+    return name_list(f"{name} {version}" for name, version in versions.items()) or "unknown"

@@ -15,25 +15,15 @@ from torch import Tensor
 
 from mt3.adapt import Params, clip_gradients, forward, inner_loop
 from mt3.augment import apply_shift, crop_and_flip, draw_shift, make_views, rotate, seeded_generator
-from mt3.checkpoint import (
-    METRICS_FILE,
-    MODEL_FILES,
-    RUN_FILE,
-    load,
-    load_checkpoint,
-    read_run,
-    save_checkpoint,
-    save_model,
-)
-from mt3.config import Config, config_from_dict, config_to_dict
+from mt3.checkpoint import MODEL_FILES, load, load_checkpoint, read_run, save_checkpoint, save_model
+from mt3.config import BOOKKEEPING, Config, config_from_dict, config_to_dict
 from mt3.data import Dataset
 from mt3.errors import InputError, name_list
-from mt3.files import atomic_path, write_json
+from mt3.files import METRICS_FILE, RUN_FILE, atomic_path, write_json
 from mt3.model import MT3Model, as_float, refuse_batch_norm
 from mt3.progress import Progress
 from mt3.selfsup import Views, selfsup_loss
 
-BOOKKEEPING = ("log_every", "checkpoint_every")  # fields that may change when a run is resumed
 LR_DROP = 0.1  # Sun et al.'s factor at each milestone
 
 

@@ -1,0 +1,322 @@
+"""Runs compared: the tables over methods and seeds, and the paper's own. Needs no torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mt3 import published as paper
+from mt3.errors import name_list
+from mt3.measure import GAINS, mean_interval
+from mt3.method import METHODS
+from mt3.published import AVERAGE, OVERLAPPING, published_table
+from mt3.results import Evaluation
+from mt3.table import OVERLAP_MARK, Cell, Line, Table, mark_best
+
+AVERAGE_APART = f"average without {OVERLAP_MARK}"
+BASELINES = ("Baseline (ours)", "Baseline (Sun et al.)")  # the first that is there is the reference
+ALL_SEVERITIES = [1, 2, 3, 4, 5]
+READING = (
+    "The average is over corruptions for each run first, then over runs. "
+    "Bold is the best of a line, and what is printed alike. "
+    f"{OVERLAP_MARK} overlaps with the batch augmentation B of JT, TTT (ours), MT and MT3."
+)
+STATISTICS = f"Mean ± sample standard deviation over runs. {READING}"
+INTERVALS = (
+    "Differences are of the averages over corruptions, in points, with a 95 % interval: Student's t over the runs' own "
+    "differences; for a single run, the paired normal interval over its images, as its evaluation has it."
+)
+
+
+class Row(NamedTuple):
+    """A row of the paper's tables: runs of one training, before or after adapting."""
+
+    title: str
+    runs: list[Evaluation]
+    key: str
+
+    def averages(self, severities: Sequence[int], key: str = "accuracy") -> list[float]:
+        return [run.average(self.key, severities, key) for run in self.runs]
+
+
+def rows_of(main: Mapping[str, list[Evaluation]]) -> list[Row]:
+    """The paper's rows that the evaluations give, in the paper's order."""
+    rows = []
+    for method in METHODS.values():
+        runs = main.get(method.name, [])
+        if runs:
+            rows.append(Row(method.before, runs, "before"))
+            if method.after is not None and all(run.has("after") for run in runs):
+                rows.append(Row(method.after, runs, "after"))
+    return rows
+
+
+def over_runs(values: Sequence[float] | NDArray[np.float64], digits: int = 1) -> Cell:
+    """Mean and sample standard deviation; a single run has none."""
+    array = np.asarray(values, dtype=float)
+    std = float(array.std(ddof=1)) if len(array) > 1 else None
+    return Cell(float(array.mean()), std, digits=digits)
+
+
+Columns = dict[str, dict[str, Cell]]  # row -> corruption, AVERAGE or AVERAGE_APART -> cell
+
+
+def columns_of(rows: Sequence[Row], severities: Sequence[int]) -> Columns:
+    """Accuracies of the rows over their runs; each run is averaged over corruptions before the runs are."""
+    columns: Columns = {}
+    for row in rows:
+        numbers = np.array([run.numbers(row.key, severities).mean(1) for run in row.runs])  # (runs, corruptions)
+        names = row.runs[0].corruptions
+        cells = {name: over_runs(numbers[:, i]) for i, name in enumerate(names)}
+        cells[AVERAGE] = over_runs(numbers.mean(1))
+        apart = [i for i, name in enumerate(names) if name not in OVERLAPPING]
+        if 0 < len(apart) < len(names):
+            cells[AVERAGE_APART] = over_runs(numbers[:, apart].mean(1))
+        columns[row.title] = cells
+    return columns
+
+
+def published_columns(data: str, names: Sequence[str]) -> Columns:
+    """The paper's numbers for these corruptions; over fewer than its 15 the average is of its printed means."""
+    columns: Columns = {}
+    for row, numbers in (published_table(data) or {}).items():
+        cells = {name: Cell(*numbers[name]) for name in names if name in numbers}
+        columns[row] = cells
+        if len(cells) < len(names):  # an average over others than the paper's could not be compared
+            continue
+        apart = [numbers[name].mean for name in names if name not in OVERLAPPING]
+        if 0 < len(apart) < len(names):
+            cells[AVERAGE_APART] = Cell(float(np.mean(apart)))
+        whole = len(names) == len(numbers) - 1
+        cells[AVERAGE] = Cell(*numbers[AVERAGE] if whole else [float(np.mean([numbers[n].mean for n in names]))])
+    return columns
+
+
+def accuracy_table(
+    name: str,
+    title: str,
+    columns: Columns,
+    names: Sequence[str],
+    runs: Mapping[str, int],
+    note: str,
+    beside: Columns | None = None,
+) -> Table:
+    """Corruptions as lines, methods as columns, the best of a line in bold; `beside` holds the paper's numbers."""
+    lines, wins = [], dict.fromkeys(columns, 0)
+    averages = [key for key in (AVERAGE, AVERAGE_APART) if all(key in cells for cells in columns.values())]
+    for key in [*names, *averages]:
+        cells = mark_best([columns[row][key] for row in columns])
+        for row, cell in zip(columns, cells, strict=True):
+            wins[row] += cell.best and key not in averages
+        if beside:
+            cells = tuple(
+                Cell(c.value, c.std, best=c.best, published=beside.get(row, {}).get(key))
+                for row, c in zip(columns, cells, strict=True)
+            )
+        lines.append(Line(key, cells, key in OVERLAPPING, rule=key == AVERAGE))
+    if len(columns) > 1:
+        lines.append(Line(f"best on, of {len(names)}", tuple(Cell(wins[row], digits=0) for row in columns), rule=True))
+    counts = tuple(Cell(runs[row], digits=0) if row in runs else Cell(text="-") for row in columns)
+    lines.append(Line("runs", counts, rule=len(columns) == 1))
+    return Table(name, title, "corruption", tuple(columns), tuple(lines), note)
+
+
+def published_tables() -> list[Table]:
+    """The paper's two results tables."""
+    tables = []
+    for data, title in (("cifar10", "CIFAR-10-C"), ("cifar100", "CIFAR-100-C")):
+        names = paper.corruption_order()
+        columns = published_columns(data, names)
+        runs = {row: paper.RUNS for row in columns if "Sun" not in row}
+        note = f"Mean ± standard deviation over runs. {READING} "
+        note += f"The paper has no average without {OVERLAP_MARK}: it is of its printed means. "
+        note += paper.BOLD_NOTES[data]
+        if data == "cifar10":
+            note += " The columns of Sun et al. are quoted by the paper, without runs."
+        heading = f"The paper's accuracy in % on {title}, severity {paper.SEVERITY}"
+        tables.append(accuracy_table(f"published-{data}", heading, columns, names, runs, note))
+    return tables
+
+
+def pairs_of(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """The before and the after row of each training that adapts."""
+    return [(a, b) for a, b in pairwise(rows) if a.runs is b.runs]
+
+
+def gain_cell(runs: Sequence[Evaluation], name: str, severity: Sequence[int]) -> Cell:
+    """A paired difference of two rows, averaged over corruptions, over the runs that have both."""
+    high, low = GAINS[name]
+    found = [run for run in runs if run.has(high) and run.has(low)]
+    if not found:
+        return Cell(text="-")
+    values = [run.average(high, severity) - run.average(low, severity) for run in found]
+    ends = mean_interval(values)
+    if ends is None and found[0].severities == list(severity) and name in found[0].result:
+        own = found[0].result[name]
+        ends = (own["low"], own["high"])
+    return Cell(float(np.mean(values)), interval=ends, signed=True)
+
+
+def difference_cell(one: Row | None, other: Row | None, value: Callable[[Evaluation, str], float]) -> Cell:
+    """One row minus another: over the seeds that both have, else of the means and without an interval."""
+    if one is None or other is None:
+        return Cell(text="-")
+    a, b = ({run.seed: value(run, row.key) for run in row.runs} for row in (one, other))
+    common = [a[seed] - b[seed] for seed in a if seed in b]
+    if common:
+        return Cell(float(np.mean(common)), interval=mean_interval(common), signed=True)
+    return Cell(float(np.mean(list(a.values())) - np.mean(list(b.values()))), signed=True)
+
+
+def gain_tables(rows: Sequence[Row], severity: Sequence[int]) -> tuple[Table | None, Table | None]:
+    """Before and after adapting, and what the gain is made of; None where nothing was adapted or controlled."""
+    pairs = pairs_of(rows)
+    if not pairs:
+        return None, None
+    joint = next((row for row in rows if row.title == METHODS["jt"].before), None)
+    lines, parts = [], []
+
+    def average(run: Evaluation, key: str) -> float:
+        return run.average(key, severity)
+
+    for before, after in pairs:
+        label = f"{before.title}, {after.title}"
+        views = [run.average("view_average", severity) for run in before.runs if run.has("view_average")]
+        counts = [sum(run.count(key, severity) for run in after.runs) for key in ("fixed", "broken")]
+        against = Cell(text="-") if joint is before else difference_cell(after, joint, average)
+        cells = [
+            over_runs(before.averages(severity)),
+            over_runs(views) if views else Cell(text="-"),
+            over_runs(after.averages(severity)),
+            gain_cell(after.runs, "gain", severity),
+            *(Cell(count, digits=0) for count in counts),
+            against,
+            Cell(len(after.runs), digits=0),
+        ]
+        lines.append(Line(label, tuple(cells)))
+        controlled = [run for run in after.runs if run.has("clean_other") and run.has("same_corruption")]
+        if controlled:
+            gains = [gain_cell(controlled, name, severity) for name in ("offset", "distribution", "instance", "gain")]
+            parts.append(Line(label, (*gains, Cell(len(controlled), digits=0))))
+    against_title = f"after - {METHODS['jt'].before}"
+    columns = ("before", "views averaged", "after", "gain", "fixed", "broken", against_title, "runs")
+    note = f"{INTERVALS} Fixed and broken count answers over all corruptions and runs. "
+    note += "Views averaged: predictions averaged over the views, not adapted. "
+    note += (
+        f"The last difference is over the seeds that both have; {METHODS['jt'].before} is the fair rival of MT3."
+        if joint is not None
+        else f"{METHODS['jt'].before} was not evaluated, so that MT3 stands here without its fair rival."
+    )
+    table = Table("gain", f"Average accuracy in %, severity {severity[0]}", "training", columns, tuple(lines), note)
+    if not parts:
+        return table, None
+    note = f"{INTERVALS} Offset: adapted on an unrelated clean image, minus before. Distribution: on another image "
+    note += "with the same corruption, minus that. Instance: on the image itself, minus that. Only the last two adapt "
+    note += "to what is seen; an offset is the same step for every image."
+    names = ("offset", "distribution", "instance", "gain", "runs")
+    return table, Table("split", "The gain and its parts, in points", "training", names, tuple(parts), note)
+
+
+def corruption_errors(rows: Sequence[Row]) -> tuple[dict[str, Cell] | None, str]:
+    """mCE of each row, and what it is relative to; None and why if it cannot be had.
+
+    Hendrycks and Dietterich (2019): for each corruption the sum of errors over severities, divided by the baseline's
+    sum; then the mean over corruptions. The baseline's errors are the mean of its runs.
+    """
+    reference = next((row for title in BASELINES for row in rows if row.title == title), None)
+    if reference is None:
+        return None, "mCE cannot be had: it is relative to a baseline, and none was evaluated."
+    severities = reference.runs[0].severities
+    base = np.mean([(100 - run.numbers("before", severities)).sum(1) for run in reference.runs], axis=0)
+    if not base.all():
+        return None, "mCE cannot be had: the baseline makes no error under some corruption."
+    cells = {}
+    for row in rows:
+        sums = [(100 - run.numbers(row.key, severities)).sum(1) for run in row.runs]
+        cells[row.title] = over_runs([100 * float((s / base).mean()) for s in sums])
+    note = "mCE: for each corruption the sum of errors over severities divided by that of "
+    note += f"{reference.title} (mean of its runs), then the mean over corruptions, in %; lower is better."
+    if severities != ALL_SEVERITIES:
+        note += f" Here over severity {name_list(severities)} only, so not the benchmark's, which has all five."
+    return cells, note
+
+
+def severity_tables(rows: Sequence[Row]) -> tuple[list[Table], str]:
+    """The mean over severities if there are several, and mCE; or why it cannot be had."""
+    severities, names = rows[0].runs[0].severities, rows[0].runs[0].corruptions
+    tables, lines = [], []
+    if len(severities) > 1:
+        runs = {row.title: len(row.runs) for row in rows}
+        title = f"Accuracy in %, mean over severities {name_list(severities)}"
+        tables.append(accuracy_table("severities", title, columns_of(rows, severities), names, runs, STATISTICS))
+        for severity in severities:
+            cells = [over_runs(row.averages([severity])) for row in rows]
+            lines.append(Line(f"severity {severity}", mark_best(cells)))
+    errors, note = corruption_errors(rows)
+    if errors is not None:
+        lines.append(Line("mCE", mark_best(list(errors.values()), lowest=True), rule=bool(lines)))
+    if not lines:
+        return [], note
+    title = "Average accuracy in % by severity" if len(severities) > 1 else "Mean corruption error"
+    columns = tuple(row.title for row in rows)
+    return [*tables, Table("mce", title, "", columns, tuple(lines), note)], ""
+
+
+def calibration_table(rows: Sequence[Row], severity: Sequence[int]) -> Table:
+    """How likely the truth is held to be, and how far confidence is from accuracy."""
+    lines = []
+    for row in rows:
+        nll = over_runs(row.averages(severity, "nll"), digits=3)
+        error = over_runs(row.averages(severity, "calibration_error"))
+        lines.append(Line(row.title, (nll, error, Cell(len(row.runs), digits=0))))
+    note = (
+        "Averaged over corruptions; mean ± sample standard deviation over runs. Lower is better. The calibration error "
+    )
+    note += "is the expected one over 15 equal-width bins of the confidence."
+    columns = ("NLL in nats", "calibration error in %", "runs")
+    return Table("calibration", f"Severity {severity[0]}", "method", columns, tuple(lines), note)
+
+
+def clean_table(rows: Sequence[Row]) -> Table | None:
+    """What training and adapting cost on clean images."""
+
+    def clean(run: Evaluation, key: str) -> float:
+        return float(run.result["clean"][key]["accuracy"])
+
+    rows = [row for row in rows if all(run.result["clean"] is not None for run in row.runs)]
+    if not rows:
+        return None
+    base = next((row for title in BASELINES for row in rows if row.title == title), None)
+    befores = {id(after): before for before, after in pairs_of(rows)}
+    lines = []
+    for row in rows:
+        before = befores.get(id(row))
+        cells = (
+            over_runs([clean(run, row.key) for run in row.runs]),
+            difference_cell(row, before, clean),
+            Cell(text="-") if row is base else difference_cell(row, base, clean),
+            Cell(len(row.runs), digits=0),
+        )
+        lines.append(Line(row.title, cells))
+    against = f"minus {base.title}" if base else "minus a baseline"
+    note = "Mean ± sample standard deviation over runs. Differences are over the seeds that both have, with a 95 % "
+    note += "interval by Student's t over these if there are several; without common seeds they are of the means."
+    if base is None:
+        note += " No baseline was evaluated on clean images."
+    columns = ("clean accuracy", "minus before adapting", against, "runs")
+    return Table("clean", "Accuracy in % on clean images", "method", columns, tuple(lines), note)
+
+
+def component_table() -> Table:
+    """Which method is made of what, as the paper lists it."""
+    words = {"none": "-", "byol": "BYOL", "rotation": "rotation", "ce": "CE", "joint": "joint", "meta": "meta"}
+    lines = []
+    for m in METHODS.values():
+        for title, adapts in ((m.before, False), (m.after, True)):
+            if title is not None:
+                texts = (words[m.selfsup], "yes" if m.batch_aug else "-", words[m.training], "yes" if adapts else "-")
+                lines.append(Line(title, tuple(Cell(text=text) for text in (*texts, f"`{m.name}`"))))
+    columns = ("self-supervision", "B", "training", "test-time adaption", "--method")
+    return Table("components", "What the methods are made of", "method", columns, tuple(lines))

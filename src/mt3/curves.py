@@ -1,0 +1,60 @@
+"""Training accuracy against the epoch, of runs on disk and of the authors'. Needs no torch."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mt3.published import training_curve
+
+MIN_EPOCHS, FINE_POINTS = 10, 20  # a training of fewer epochs is shown in this many points
+
+
+class Curve(NamedTuple):
+    """Accuracy in percent before and after the inner step: (runs, points), NaN where a run has none."""
+
+    epochs: NDArray[np.float64]  # (points,)
+    before: NDArray[np.float64]
+    after: NDArray[np.float64]
+
+
+def read_curves(paths: Sequence[Path]) -> Curve | None:
+    """Training accuracies as means over each epoch, or over a twentieth of the training if it is below 10 epochs."""
+    keys = ("epoch", "accuracy_before", "accuracy_after")
+    runs = [[[float(r[k]) for k in keys] for r in _read_metrics(path) if all(k in r for k in keys)] for path in paths]
+    arrays = [np.array(run) for run in runs if run]  # (lines, 3)
+    if not arrays:
+        return None
+    last = max(float(a[-1, 0]) for a in arrays)
+    width = 1.0 if last >= MIN_EPOCHS else last / FINE_POINTS
+    points = round(np.ceil(last / width - 1e-9))
+    means = np.full((2, len(arrays), points), np.nan)
+    for run, a in enumerate(arrays):
+        place = np.clip(np.ceil(a[:, 0] / width - 1e-9).astype(int) - 1, 0, points - 1)
+        count = np.bincount(place, minlength=points)
+        for row in (0, 1):
+            total = np.bincount(place, weights=100 * a[:, row + 1], minlength=points)
+            means[row, run, count > 0] = total[count > 0] / count[count > 0]
+    used = ~np.isnan(means[0]).all(0)
+    epochs = width * np.arange(1, points + 1)
+    return Curve(epochs[used], means[0][:, used], means[1][:, used])
+
+
+def _read_metrics(path: Path) -> Iterable[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            return  # cut short by a kill
+        if isinstance(record, dict):
+            yield record
+
+
+def authors_curve() -> Curve:
+    """The authors' three runs on CIFAR-10."""
+    columns = training_curve()
+    before, after = (100 * columns[f"train_accuracy_{row}"] for row in ("before", "after"))
+    return Curve(np.arange(1.0, before.shape[1] + 1), before, after)

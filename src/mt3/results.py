@@ -1,0 +1,350 @@
+"""Evaluations and training curves found on disk, checked and sorted for a report. Needs no torch."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mt3.config import BOOKKEEPING, config_to_dict, make_config
+from mt3.errors import InputError, name_list
+from mt3.files import METRICS_FILE, RUN_FILE, read_json
+from mt3.method import Method, get_method
+from mt3.published import corruption_order
+
+LIKE = ("data", "split", "source", "corruptions", "severities", "images")  # what results in one table must share
+
+
+class Setting(NamedTuple):
+    """How a model was adapted at test time."""
+
+    steps: int
+    views: int
+    lr: float
+
+    @property
+    def cost(self) -> int:
+        """Forward and backward passes over a view (a pair of them for byol) for each image."""
+        return self.steps * self.views
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of one run; `label` names what an ablation changed, `settings` its training if known."""
+
+    path: Path
+    result: dict[str, Any]
+    method: Method
+    label: str = ""
+    settings: dict[str, Any] | None = None
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        return dict(self.result["protocol"])
+
+    @property
+    def seed(self) -> int | None:
+        return self.protocol.get("train_seed")
+
+    @property
+    def setting(self) -> Setting:
+        p = self.protocol
+        return Setting(int(p.get("steps") or 0), int(p.get("views") or 0), float(p.get("lr") or 0))
+
+    @property
+    def has_default_setting(self) -> bool:
+        return self.protocol.get("default_adaptation") is not False or not self.has("after")
+
+    @property
+    def corruptions(self) -> list[str]:
+        """In the order of the paper's tables; those it does not have come last."""
+        known = corruption_order()
+        names = list(dict.fromkeys(c["name"] for c in self.result["corruptions"]))
+        return sorted(names, key=lambda n: (known.index(n) if n in known else len(known), names.index(n)))
+
+    @property
+    def severities(self) -> list[int]:
+        return sorted({c["severity"] for c in self.result["corruptions"]})
+
+    def has(self, row: str) -> bool:
+        """Whether the row (before, after, a control) was evaluated."""
+        entries = self.result["corruptions"] or [self.result["clean"]]
+        return all(row in entry for entry in entries)
+
+    def numbers(self, row: str, severities: Sequence[int], key: str = "accuracy") -> NDArray[np.float64]:
+        """A row's accuracy (or `nll`, `calibration_error`): (corruptions, severities)."""
+        found = {(c["name"], c["severity"]): c for c in self.result["corruptions"]}
+        return np.array([[float(found[n, s][row][key]) for s in severities] for n in self.corruptions])
+
+    def average(self, row: str, severities: Sequence[int], key: str = "accuracy") -> float:
+        return float(self.numbers(row, severities, key).mean())
+
+    def count(self, key: str, severities: Sequence[int]) -> int:
+        """How many answers were `fixed` or `broken`."""
+        return sum(int(c[key]) for c in self.result["corruptions"] if c["severity"] in severities)
+
+
+Group = tuple[str, str]  # training and label of the ablation
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a report is made of. Within a list the runs are ordered by seed."""
+
+    main: dict[str, list[Evaluation]] = field(default_factory=dict)  # by training, adapted as the model says
+    ablations: dict[Group, list[Evaluation]] = field(default_factory=dict)
+    others: list[Evaluation] = field(default_factory=list)  # adapted with other steps, views or learning rate
+    curves: list[Path] = field(default_factory=list)  # metrics of the MT3 runs
+    curve_data: str | None = None  # what these were trained on
+    notes: list[str] = field(default_factory=list)  # what was left out, and why
+
+
+def collect(paths: Sequence[Path]) -> Results:
+    """Find, check and sort the evaluations and MT3 training curves in directories and files."""
+    notes: list[str] = []
+    found = []
+    files = _find(paths, "*.json")
+    for path in files:
+        value = _read_evaluation(path)
+        if value is None:
+            if path in paths:
+                raise InputError(f"{path} is not an evaluation; give files that `mt3 evaluate` wrote.")
+        elif value["protocol"].get("method") is None:
+            notes.append(f"{path} is left out: it does not say which method its model was trained with.")
+        else:
+            found.append(_make_evaluation(path, value))
+    curves, curve_data = _find_curves(_find(paths, METRICS_FILE), notes)
+    if not found and not curves:
+        raise InputError(f"Found no evaluation in {name_list(paths)}; `mt3 evaluate RUN` writes one.")
+    labelled = _drop_repeated(_label_ablations(found), notes)
+    main: dict[str, list[Evaluation]] = defaultdict(list)
+    ablations: dict[Group, list[Evaluation]] = defaultdict(list)
+    others = []
+    for e in sorted(labelled, key=_order):
+        if not e.has_default_setting:
+            others.append(e)
+        elif e.label:
+            ablations[e.method.name, e.label].append(e)
+        else:
+            main[e.method.name].append(e)
+    for group in (_flat(main.values()), _flat(ablations.values()), others):
+        require_alike(group)
+    return Results(dict(main), dict(ablations), others, curves, curve_data, notes)
+
+
+def is_alike(one: Evaluation, other: Evaluation) -> bool:
+    """Whether two evaluations may stand in one table."""
+    return all(_comparable(one, name) == _comparable(other, name) for name in LIKE)
+
+
+def require_alike(evaluations: Sequence[Evaluation]) -> None:
+    """Refuse evaluations that do not belong in one table."""
+    for other in evaluations[1:]:
+        one = evaluations[0]
+        for name in LIKE:
+            a, b = _comparable(one, name), _comparable(other, name)
+            if a != b:
+                raise InputError(
+                    f"Results of unlike protocols do not go into one table: {name} is {_word(a, b)} in {one.path} but "
+                    f"{_word(b, a)} in {other.path}; report them separately."
+                )
+
+
+def _comparable(evaluation: Evaluation, name: str) -> Any:
+    value = evaluation.protocol.get(name)
+    return sorted(value) if isinstance(value, list) else value
+
+
+def _word(value: Any, other: Any) -> str:
+    """A value of the protocol; of two long lists, only what the other lacks."""
+    if isinstance(value, list) and isinstance(other, list) and len(value) > 5:
+        extra = [v for v in value if v not in other]
+        return f"{len(value)} long" + (f" (with {name_list(extra)})" if extra else "")
+    return name_list(value) or "none" if isinstance(value, list) else describe_source(value)
+
+
+def describe_source(source: Any) -> str:
+    """Where corrupted images come from, in words."""
+    if not isinstance(source, dict):
+        return str(source)
+    if source.get("kind") == "generated":
+        return f"generated by mt3 {source.get('version')} with seed {source.get('seed')}"
+    return f"the directory {source.get('name')}"
+
+
+def _find(paths: Sequence[Path], pattern: str) -> list[Path]:
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"{path} is not there; give directories or files of results.")
+        inside = sorted(path.rglob(pattern)) if path.is_dir() else [path] if path.match(pattern) else []
+        for file in inside:
+            if not any(part.endswith(".partial") for part in file.parts):
+                found.setdefault(file.resolve(), file)
+    return list(found.values())
+
+
+def _read_evaluation(path: Path) -> dict[str, Any] | None:
+    """The file's content if it is an evaluation, known by its protocol."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("protocol"), dict) or "corruptions" not in value:
+        return None
+    return value
+
+
+def _make_evaluation(path: Path, value: dict[str, Any]) -> Evaluation:
+    try:
+        method = get_method(value["protocol"]["method"])
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    evaluation = Evaluation(path, value, method, str(value["protocol"].get("ablation") or ""))
+    try:  # everything that will be read
+        names = [row for row in ("before", "after", "view_average") if evaluation.has(row)]
+        for row in names:
+            for key in ("accuracy", "nll", "calibration_error"):
+                numbers = evaluation.numbers(row, evaluation.severities, key)
+                if not np.isfinite(numbers).all():
+                    raise ValueError(f"{key} that is not finite")
+            if value["clean"] is not None:
+                float(value["clean"][row]["accuracy"])
+        if "after" in names:
+            evaluation.count("fixed", evaluation.severities)
+            evaluation.count("broken", evaluation.severities)
+        if "before" not in names:
+            raise KeyError("before")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path} is not a whole evaluation ({error!r}); evaluate again.") from None
+    return replace(evaluation, settings=_training_settings(path.parent, value["protocol"]))
+
+
+def _training_settings(folder: Path, protocol: dict[str, Any]) -> dict[str, Any] | None:
+    """How the run that was evaluated was trained, if its run.json lies beside the evaluation."""
+    config, init = _read_config(folder)
+    if config is None or any(
+        config.get(a) != protocol.get(b) for a, b in (("method", "method"), ("seed", "train_seed"))
+    ):
+        return None
+    return _settings(config, init)
+
+
+def _read_config(folder: Path) -> tuple[dict[str, Any] | None, Any]:
+    path = folder / RUN_FILE
+    run = read_json(path) if path.exists() else {}
+    config = run.get("config")
+    return (config if isinstance(config, dict) else None), run.get("init")
+
+
+def _settings(config: dict[str, Any], init: Any) -> dict[str, Any]:
+    """The fields that runs of one training share."""
+    kept = {k: v for k, v in config.items() if k != "seed" and k not in BOOKKEEPING}
+    return kept | {"init": "none" if init is None else "warm"}
+
+
+def _departures(settings: dict[str, Any]) -> int:
+    """In how many fields a training departs from its preset."""
+    try:
+        preset = make_config(settings["method"], settings["data"], settings["preset"])
+    except (InputError, KeyError):
+        return len(settings)
+    return len(_changed(settings, _settings(config_to_dict(preset), None)))
+
+
+def _changed(settings: dict[str, Any], reference: dict[str, Any]) -> list[str]:
+    return sorted(k for k in settings.keys() | reference.keys() if settings.get(k) != reference.get(k))
+
+
+def reference_settings(known: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, Any] | None:
+    """Of the ways in which runs of one method were trained, the one nearest to its preset: the others are ablations."""
+    if not known:
+        return None
+    ranked = sorted(known, key=lambda item: (_departures(item[1]), str(item[0])))
+    path, reference = ranked[0]
+    for other, settings in ranked[1:]:
+        fields = _changed(settings, reference)
+        if fields and _departures(settings) == _departures(reference):
+            raise InputError(
+                f"The trainings of {path} and {other} differ ({name_list(fields)}) and neither is nearer to its "
+                "preset, so that it is unclear which is the ablation; report them separately."
+            )
+    return reference
+
+
+def _label_ablations(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Label the evaluations whose training departs from that of the others of their method."""
+    labelled = [e for e in evaluations if e.label]
+    for name in dict.fromkeys(e.method.name for e in evaluations):
+        group = [e for e in evaluations if e.method.name == name and not e.label]
+        reference = reference_settings([(e.path, e.settings) for e in group if e.settings is not None])
+        for e in group:
+            if reference is None or e.settings is None:
+                labelled.append(e)
+            else:
+                changed = _changed(e.settings, reference)
+                label = ", ".join(f"{k}={_plain(e.settings.get(k))}" for k in changed)
+                labelled.append(replace(e, label=label))
+        plain = [e for e in labelled if e.method.name == name and not e.label]
+        for e in plain[1:]:
+            a, b = plain[0].protocol.get("preset"), e.protocol.get("preset")
+            if a != b:
+                raise InputError(
+                    f"Results of unlike protocols do not go into one table: the preset is {a} in {plain[0].path} but "
+                    f"{b} in {e.path}; report them separately."
+                )
+    return labelled
+
+
+def _plain(value: Any) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _drop_repeated(evaluations: Sequence[Evaluation], notes: list[str]) -> list[Evaluation]:
+    """Drop copies of one evaluation, and refuse two different ones of the same run."""
+    kept: dict[Any, Evaluation] = {}
+    for e in evaluations:
+        key = (e.method.name, e.label, e.seed, None if e.has_default_setting else e.setting)
+        first = kept.setdefault(key, e)
+        if first is e:
+            continue
+        if first.result == e.result:
+            notes.append(f"{e.path} repeats {first.path} and is counted once.")
+            continue
+        fields = [k for k in first.protocol.keys() | e.protocol.keys() if first.protocol.get(k) != e.protocol.get(k)]
+        what = f"differ in {name_list(sorted(fields))}" if fields else "differ in their numbers"
+        raise InputError(
+            f"Two evaluations of {e.method.name} with seed {e.seed} {what}: {first.path} and {e.path}; "
+            "leave one of them out."
+        )
+    return list(kept.values())
+
+
+def _order(evaluation: Evaluation) -> tuple[Any, ...]:
+    seed = -1 if evaluation.seed is None else evaluation.seed
+    setting = evaluation.setting
+    return evaluation.label, setting.steps, setting.views, setting.lr, seed, str(evaluation.path)
+
+
+def _flat(groups: Iterable[Sequence[Evaluation]]) -> list[Evaluation]:
+    return [e for group in groups for e in group]
+
+
+def _find_curves(files: Sequence[Path], notes: list[str]) -> tuple[list[Path], str | None]:
+    """The metrics of MT3 runs that were trained alike, as `reference_settings` chooses, and their data set."""
+    known = []
+    for path in files:
+        config, init = _read_config(path.parent)
+        if config is not None and config.get("method") == "mt3":
+            known.append((path, _settings(config, init)))
+    try:
+        reference = reference_settings(known)
+    except InputError as error:
+        notes.append(f"No training curve: {error}")
+        return [], None
+    data = None if reference is None else reference.get("data")
+    return [path for path, settings in known if settings == reference], data
