@@ -18,7 +18,7 @@ from mt3.errors import InputError
 from mt3.method import METHODS
 from mt3.train import (
     apply_gradient,
-    draw_step,
+    draw_step_task,
     draw_task,
     ema_momentum,
     gradient_of_step,
@@ -108,7 +108,8 @@ def test_b_is_shared_within_a_task_and_differs_between_tasks(digits):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in still.items():
             patch.setattr(f"mt3.augment.{name}", value)
-        for _, task in draw_step(grey, labels, config, 0, 1):
+        for number in range(config.tasks):
+            task = draw_step_task(grey, labels, config, 0, 1, number)
             assert task.views is not None
             everything = torch.cat([task.images, task.views.images])
             assert everything.shape == (24, 3, 32, 32)
@@ -124,9 +125,13 @@ def test_an_epoch_sees_every_image_once(digits):
     images = torch.zeros(96, 3, 32, 32, dtype=torch.uint8)
     labels = torch.arange(96)
     for epoch in (0, 1):
-        seen = [t.labels for step in range(3) for _, t in draw_step(images, labels, config, 3 * epoch + step, 3)]
+        seen = [
+            draw_step_task(images, labels, config, 3 * epoch + step, 3, number).labels
+            for step in range(3)
+            for number in range(config.tasks)
+        ]
         assert sorted(torch.cat(seen).tolist()) == list(range(96))
-    orders = [next(draw_step(images, labels, config, step, 3))[1].labels.tolist() for step in (0, 3)]
+    orders = [draw_step_task(images, labels, config, step, 3, 0).labels.tolist() for step in (0, 3)]
     assert orders[0] != orders[1]
 
 
@@ -135,7 +140,8 @@ def test_tasks_of_few_images(digits, different):
     config = small_config(task_images=different, tasks=2, task_size=8)
     images = torch.from_numpy(digits.train_images[:16]).permute(0, 3, 1, 2)
     seen = []
-    for _, task in draw_step(images, torch.arange(16), config, 0, 16 // (2 * different)):
+    for number in range(config.tasks):
+        task = draw_step_task(images, torch.arange(16), config, 0, 16 // (2 * different), number)
         assert task.images.shape[0] == 8
         own = sorted(set(task.labels.tolist()))
         assert sorted(task.labels.tolist()) == sorted(own * (8 // different))
@@ -195,7 +201,8 @@ def test_gradient_of_a_step_is_the_mean_over_its_tasks(digits):
     from mt3.train import meta_loss
 
     single = []
-    for _, task in draw_step(images, labels, config, 5, 40):
+    for number in range(config.tasks):
+        task = draw_step_task(images, labels, config, 5, 40, number)
         state.model.zero_grad()
         meta_loss(state, task, config, log=False).total.backward()
         single.append({n: p.grad.clone() for n, p in state.model.named_parameters() if p.grad is not None})

@@ -4,8 +4,9 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from mt3.data import Dataset
 from mt3.errors import InputError, name_list
 from mt3.files import METRICS_FILE, RUN_FILE, atomic_path, write_json
 from mt3.model import MT3Model, as_float, refuse_batch_norm
+from mt3.parallel import count_threads, side_by_side
 from mt3.progress import Progress
 from mt3.selfsup import Views, selfsup_loss
 
@@ -179,45 +181,47 @@ def images_per_task(config: Config) -> int:
     return config.task_images or config.task_size
 
 
-def draw_step(
-    images: Tensor, labels: Tensor, config: Config, step: int, steps_per_epoch: int
-) -> Iterator[tuple[int, Task]]:
-    """The tasks of one step, in order.
-
-    A task depends on (seed, step, task number) alone, so that any process could draw any of them.
-    """
+def draw_step_task(
+    images: Tensor, labels: Tensor, config: Config, step: int, steps_per_epoch: int, number: int
+) -> Task:
+    """Task `number` of a step; it depends on (seed, step, number) alone, so any thread or process can draw it."""
     epoch, position = divmod(step, steps_per_epoch)
     order = _epoch_order(len(images), config.seed, epoch)
     size = images_per_task(config)
-    for number in range(config.tasks):
-        start = (position * config.tasks + number) * size
-        rows = order[start : start + size].repeat(config.task_size // size).to(images.device)
-        generator = seeded_generator("task", config.seed, step, number)
-        yield number, draw_task(images[rows], labels[rows], config, generator)
+    start = (position * config.tasks + number) * size
+    rows = order[start : start + size].repeat(config.task_size // size).to(images.device)
+    return draw_task(images[rows], labels[rows], config, seeded_generator("task", config.seed, step, number))
 
 
-_order_cache: dict[tuple[int, int, int], Tensor] = {}
-
-
+@lru_cache(maxsize=1)  # only the current epoch's is needed
 def _epoch_order(count: int, seed: int, epoch: int) -> Tensor:
-    key = (count, seed, epoch)
-    if key not in _order_cache:
-        _order_cache.clear()  # only the current epoch's is needed
-        _order_cache[key] = torch.randperm(count, generator=seeded_generator("order", seed, epoch))
-    return _order_cache[key]
+    return torch.randperm(count, generator=seeded_generator("order", seed, epoch))
 
 
 def gradient_of_step(
     state: State, images: Tensor, labels: Tensor, config: Config, step: int, steps_per_epoch: int, log: bool
 ) -> dict[str, float]:
-    """Accumulate the gradient of the mean loss over the step's tasks; one task's graph is freed before the next."""
+    """Set the gradient of the mean loss over the step's tasks; returns what to log.
+
+    As many tasks as there are threads are held at once: a task's graph is freed before the thread's next.
+    """
+    parameters = list(state.model.parameters())
+
+    def task_gradient(model: MT3Model, number: int) -> tuple[Sequence[Tensor | None], dict[str, Tensor]]:
+        task = draw_step_task(images, labels, config, step, steps_per_epoch, number)
+        loss = LOSSES[config.training](replace(state, model=model), task, config, log)
+        gradients = torch.autograd.grad(loss.total / config.tasks, parameters, allow_unused=True)
+        return gradients, {n: v.detach() for n, v in ({"loss": loss.total} | loss.metrics).items()}
+
     state.optimizer.zero_grad()
     sums: dict[str, Tensor] = {}
-    for _, task in draw_step(images, labels, config, step, steps_per_epoch):
-        loss = LOSSES[config.training](state, task, config, log)
-        (loss.total / config.tasks).backward()  # type: ignore[no-untyped-call]
-        for name, value in ({"loss": loss.total} | loss.metrics).items():
-            sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value.detach() / config.tasks
+    threads = count_threads(state.model, config.tasks)
+    for gradients, metrics in side_by_side(task_gradient, state.model, range(config.tasks), threads):
+        for p, g in zip(parameters, gradients, strict=True):  # in the tasks' order, whatever the threads
+            if g is not None:
+                p.grad = g if p.grad is None else p.grad.add_(g)
+        for name, value in metrics.items():
+            sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value / config.tasks
     return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
 
 
