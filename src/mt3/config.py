@@ -64,6 +64,9 @@ class Config:
     clip: float | None = 10.0  # norm of the inner and of the meta-gradient; none: no clipping
     clip_mode: str = "global"  # one norm over all tensors, or each tensor by its own
     gamma: float = 0.1  # weight of the self-supervised loss beside the cross-entropy
+    average: float = 0.0  # decay of a moving average of the weights, which is the finished model; 0: the last weights
+    warm_method: str | None = None  # a training that comes first and gives the weights to start from
+    warm_epochs: float = 0.0  # of that training
 
     # the inner loop
     inner_steps: int = 1  # M
@@ -113,7 +116,11 @@ class Config:
                 raise InputError(f"Expected {name} to be a norm above 0 or none, got {getattr(self, name)}.")
         if self.task_images is not None and (self.task_images < 1 or self.task_size % self.task_images):
             raise InputError(f"Expected task_images to divide task_size {self.task_size}, got {self.task_images}.")
-        for name in ("momentum", "ema_momentum", "final_lr"):
+        if self.warm_method is not None:
+            get_method(self.warm_method)
+            if not self.warm_epochs > 0:
+                raise InputError(f"Expected warm_epochs to be above 0, got {self.warm_epochs}; or drop warm_method.")
+        for name in ("momentum", "ema_momentum", "final_lr", "average"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"Expected {name} between 0 and 1, got {getattr(self, name)}.")
         if any(m < 0 for m in self.milestones):
@@ -161,6 +168,16 @@ def make_config(
     for layer in (toml, by_method.get(method, {}), of_data, of_both.get(method, {}), overrides or {}):
         values |= {_field(key): parse(_field(key), value) for key, value in layer.items()}
     return Config(**(values | {"method": method, "data": data, "preset": preset, "seed": seed}))
+
+
+def warm_config(config: Config) -> Config | None:
+    """The training that comes before this one: of the same preset, network and seed, at a constant learning rate."""
+    if config.warm_method is None:
+        return None
+    same = ("depth", "width", "groups", "hidden", "projection", *BOOKKEEPING)
+    overrides = {name: getattr(config, name) for name in same}
+    overrides |= {"epochs": config.warm_epochs, "schedule": "constant", "average": 0.0, "warm_method": None}
+    return make_config(config.warm_method, config.data, config.preset, config.seed, overrides)
 
 
 def _field(key: str) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from mt3.adapt import Params, clip_gradients, forward, inner_loop
 from mt3.augment import apply_shift, crop_and_flip, draw_shift, make_views, rotate, seeded_generator
 from mt3.checkpoint import MODEL_FILES, load, load_checkpoint, read_run, save_checkpoint, save_model
-from mt3.config import BOOKKEEPING, Config, config_from_dict, config_to_dict
+from mt3.config import BOOKKEEPING, Config, config_from_dict, config_to_dict, warm_config
 from mt3.data import Dataset
 from mt3.errors import InputError, name_list
 from mt3.files import METRICS_FILE, RUN_FILE, atomic_path, write_json
@@ -51,6 +51,7 @@ class State:
     model: MT3Model
     optimizer: torch.optim.SGD
     ema: Params | None  # target of joint BYOL training
+    average: Params | None = None  # of the weights over the steps; becomes the finished model
 
 
 def build_model(config: Config, dataset: Dataset) -> MT3Model:
@@ -243,6 +244,11 @@ def apply_gradient(state: State, config: Config, step: int, total_steps: int, st
         momentum = ema_momentum(config, step, total_steps)
         online = [p.detach() for p in state.model.parameters()]
         torch._foreach_lerp_(list(state.ema.values()), online, 1 - momentum)
+    if state.average is not None:
+        # early on the mean of all steps so far, so that the start does not linger
+        decay = min(config.average, (1 + step) / (10 + step))
+        online = [p.detach() for p in state.model.parameters()]
+        torch._foreach_lerp_(list(state.average.values()), online, 1 - decay)
     return {"grad_norm": grad_norm, "lr": lr}
 
 
@@ -278,8 +284,12 @@ def make_state(config: Config, dataset: Dataset, device: torch.device, init: Pat
         if config.ema_start == "random":
             start = build_model(config, dataset).to(device)
             start.reset_parameters(seeded_generator("target", config.seed))
-        ema = {name: p.detach().clone() for name, p in start.named_parameters()}
-    return State(model, optimizer, ema)
+        ema = _copy(start)
+    return State(model, optimizer, ema, _copy(model) if config.average else None)
+
+
+def _copy(model: MT3Model) -> Params:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def warm_start(model: MT3Model, source: MT3Model, name: str | Path) -> None:
@@ -306,6 +316,8 @@ def _tensors(state: State) -> dict[str, Tensor]:
             tensors[f"momentum.{name}"] = buffer
     if state.ema is not None:
         tensors |= {f"ema.{n}": t for n, t in state.ema.items()}
+    if state.average is not None:
+        tensors |= {f"average.{n}": t for n, t in state.average.items()}
     return tensors
 
 
@@ -317,6 +329,8 @@ def _restore(state: State, tensors: dict[str, Tensor]) -> None:
                 state.optimizer.state[p]["momentum_buffer"] = tensors[f"momentum.{name}"].to(p.device)
             if state.ema is not None:
                 state.ema[name].copy_(tensors[f"ema.{name}"])
+            if state.average is not None:
+                state.average[name].copy_(tensors[f"average.{name}"])
 
 
 def train(
@@ -334,9 +348,14 @@ def train(
 
     `max_steps` stops early without changing the schedule; resuming later goes on as if it had not stopped. A run
     killed at any step and resumed ends with the same bits as one that was not. `data_dir` is only noted down,
-    for evaluating later.
+    for evaluating later. A training that the config has come first goes to `out/warm`, unless `init` is given.
     """
     device = torch.device(device)
+    first = warm_config(config)
+    if first is not None and init is None:
+        init = out / "warm"
+        if resume or not read_run(out):  # else refused below
+            train(first, dataset, init, device, max_steps, resume=True, data_dir=data_dir)
     images_per_step = config.tasks * images_per_task(config)
     steps_per_epoch = len(dataset.train_images) // images_per_step
     if steps_per_epoch == 0:
@@ -400,6 +419,8 @@ def train(
     seconds = time.monotonic() - began
     if step > saved:
         _save(out, state, step, seconds)
+    if state.average is not None:
+        state.model.load_state_dict(state.average)
     save_model(state.model, out)
     write_json(out / RUN_FILE, run | {"step": step, "total_steps": total_steps, "seconds": round(seconds, 3)})
     return state.model.eval()
