@@ -105,12 +105,14 @@ def outer_loss(
     first_order: bool = False,
     activation=torch.relu,
     frozen: list[Tensor] | None = None,
+    adapted: list[str] | None = None,
 ) -> Tensor:
     """Cross-entropy plus gamma times BYOL after the inner steps, as Algorithm 1 has it for one task.
 
-    `frozen` gives the targets of each inner step and of the outer loss, instead of computing them.
+    `frozen` gives the targets of each inner step and of the outer loss, instead of computing them; `adapted` the
+    parameters that the inner steps change, instead of all but the class layer.
     """
-    names = [n for n in theta if not n.startswith("classify")]
+    names = [n for n in theta if not n.startswith("classify")] if adapted is None else adapted
     phi = dict(theta)
     meta_target = network(theta, views, groups, activation)[1].detach()
     for step in range(steps):

@@ -79,12 +79,16 @@ def inner_loop(
     clip_mode: str = "global",
     target: str = "meta",
     second_order: bool = False,
+    ema: Params | None = None,
 ) -> Inner:
     """Adapt theta in `steps` inner steps.
 
     `draw(step)` gives the views of a step; the same ones again are recognised. The targets z come from the
-    meta-model ("meta") or from the parameters that the step starts from ("previous"); they never carry a gradient.
+    meta-model ("meta"), from the parameters that the step starts from ("previous") or from `ema`; they never carry a
+    gradient.
     """
+    source = ema if target == "ema" else theta
+    assert source is not None
     phi, z = theta, None
     views: Views | None = None
     first: tuple[Tensor, Tensor, Outputs] | None = None
@@ -92,11 +96,13 @@ def inner_loop(
         before, views = views, draw(step)
         outputs = forward(model, phi, views.images)
         if outputs.projection is not None:
-            if step == 0 or target == "previous":  # phi gives the targets as well: one pass serves both
+            if target == "previous" or (
+                step == 0 and target == "meta"
+            ):  # phi gives the targets as well: one pass serves both
                 z = outputs.projection.detach()
             elif views is not before:
                 with torch.no_grad():
-                    z = forward(model, theta, views.images).projection
+                    z = forward(model, source, views.images).projection
         loss = selfsup_loss(outputs, views, z)
         stepped, norm = inner_step(loss, phi, adapted, lr, clip, clip_mode, second_order)
         if first is None:
@@ -142,6 +148,7 @@ class Adapter(nn.Module):
         lr: float | None = None,
         views: int | None = None,  # K_T: pairs for byol, copies for rotation
         seed: int = 0,
+        adapt_layers: str | None = None,  # all, norm or last
     ) -> None:
         super().__init__()
         refuse_batch_norm(model)
@@ -152,6 +159,8 @@ class Adapter(nn.Module):
         self.lr = model.adapt_lr if lr is None else lr
         self.views = model.adapt_views if views is None else views
         self.seed = seed
+        self.layers = model.adapt_layers if adapt_layers is None else adapt_layers
+        self.names = model.adapted_names(self.layers)
         if self.steps < 0 or self.views < 1 or not 0 <= self.lr < math.inf:
             raise InputError(
                 f"Expected steps >= 0, views >= 1 and a finite lr >= 0, got {self.steps}, {self.views} and {self.lr}."
@@ -224,7 +233,7 @@ class Adapter(nn.Module):
             return drawn[-1][0]
 
         inner = inner_loop(
-            model, self._theta(), draw, model.adapted_names(), self.steps, self.lr, model.adapt_clip, model.clip_mode
+            model, self._theta(), draw, self.names, self.steps, self.lr, model.adapt_clip, model.clip_mode
         )
         views, upright = drawn[0]
         with torch.no_grad():

@@ -38,6 +38,11 @@ def _checkpoints(run: Path) -> list[Path]:
     return sorted((run / "checkpoints").glob("step-*.safetensors"))
 
 
+def newest_step(run: Path) -> int:
+    """The step of the newest checkpoint, whole or not; 0 if there is none."""
+    return max((int(path.stem.removeprefix("step-")) for path in _checkpoints(run)), default=0)
+
+
 def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], seconds: float) -> None:
     """Write the state after `step` steps and drop all but the newest checkpoints."""
     path = run / "checkpoints" / f"step-{step:08d}.safetensors"

@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Any
 
 from mt3.errors import InputError, name_list, one_of
-from mt3.method import SELFSUP, TRAINING, check_cell, get_method
+from mt3.method import LAYERS, SELFSUP, TRAINING, check_cell, check_layers, get_method
 
 CHOICES = {
     "selfsup": SELFSUP,
@@ -19,7 +19,8 @@ CHOICES = {
     "head": ("mt3", "official", "linear"),
     "order": ("second", "first"),
     "clip_mode": ("global", "tensor"),
-    "inner_target": ("meta", "previous"),
+    "inner_target": ("meta", "previous", "ema"),
+    "adapt_layers": LAYERS,
     "outer_target": ("meta", "adapted"),
     "schedule": ("constant", "cosine", "step"),
     "ema_schedule": ("constant", "cosine"),
@@ -72,10 +73,13 @@ class Config:
     inner_steps: int = 1  # M
     inner_lr: float = 0.1  # alpha
     order: str = "second"  # exact second-order meta-gradients, or first
-    inner_target: str = "meta"  # parameters that give z inside: the meta-model's or the previous step's
+    inner_target: str = (
+        "meta"  # what gives z inside: the meta-model, the previous step's parameters or a moving average
+    )
     outer_target: str = "meta"  # parameters that give z in the outer loss: the meta-model's or the adapted ones
+    adapt_layers: str = "all"  # of those that feed the loss, which adapt, at test time too: all, norm or last (stage)
 
-    # the target of joint BYOL training
+    # the moving average that is the target of joint BYOL training, and of the inner loss with inner_target ema
     ema_momentum: float = 0.996
     ema_schedule: str = "constant"  # constant, or cosine to 1
     ema_start: str = "online"  # the online weights, or random ones of its own
@@ -102,6 +106,9 @@ class Config:
         for name, valid in CHOICES.items():
             if getattr(self, name) not in valid:
                 raise InputError(one_of(name, getattr(self, name), valid))
+        check_layers(self.selfsup, self.adapt_layers)
+        if self.training == "meta" and self.inner_target == "ema" and self.selfsup != "byol":
+            raise InputError(f"Expected the byol task for inner_target=ema, got {self.selfsup}, which has no targets.")
         for name in ("tasks", "task_size", "log_every", "checkpoint_every", "hidden", "projection", "test_views"):
             if getattr(self, name) < 1:
                 raise InputError(f"Expected {name} to be at least 1, got {getattr(self, name)}.")

@@ -36,6 +36,7 @@ from mt3.workers import run
 PIECE = 50  # images whose results are kept together; an interruption loses at most this many
 CLEAN = ("clean", 0)
 DERIVED = ("default_adaptation",)  # follows from the rest of the protocol and is missing from older files
+ADDED = {"adapt_layers": "all"}  # fields that older files lack, and what they mean there
 Source = tuple[str, int]  # corruption and severity
 Results = dict[str, NDArray[np.float32]]  # row -> probabilities (images, classes)
 
@@ -128,6 +129,7 @@ def make_protocol(
         "views": adapter.views if adapter else views or model.adapt_views,
         "default_adaptation": adapter is None
         or (adapter.steps, adapter.lr, adapter.views) == (model.adapt_steps, model.adapt_lr, model.adapt_views),
+        "adapt_layers": adapter.layers if adapter else None,
         "clip": model.adapt_clip if adapter else None,
         "clip_mode": model.clip_mode,
         "crop_max": model.crop_max,
@@ -158,6 +160,7 @@ def evaluate(
     controls: bool = False,
     about: dict[str, Any] | None = None,
     workers: int = 1,
+    adapt_layers: str | None = None,
 ) -> dict[str, Any]:
     """Evaluate the model before and after adapting; write `out` (JSON) and the probabilities beside it (NPZ).
 
@@ -170,17 +173,15 @@ def evaluate(
         raise InputError("Worker processes are for the CPU; on another device use --workers 1.")
     model.eval()
     check_labels(images.labels, model.num_classes, "The test split")
-    if model.selfsup == "none" and (steps is not None or lr is not None):
-        raise InputError("This model has nothing to adapt with; drop --steps and --lr.")
-    adapter = None if model.selfsup == "none" else Adapter(model, steps, lr, views, seed)
+    if model.selfsup == "none" and any(value is not None for value in (steps, lr, adapt_layers)):
+        raise InputError("This model has nothing to adapt with; drop --steps, --lr and --adapt-layers.")
+    adapter = None if model.selfsup == "none" else Adapter(model, steps, lr, views, seed, adapt_layers)
     sources = [(name, severity) for severity in severities for name in names]
     protocol = make_protocol(model, images, sources, limit, adapter, controls, seed, views, about or {})
-    if out.exists():
-        finished = read_json(out)
-        _require_same(finished.get("protocol"), protocol, out)
-        if out.with_suffix(".npz").exists():
-            return finished
-    pieces = out.with_name(out.name + ".partial")
+    pieces = _pieces_of(out)
+    if share_done(out, protocol) == 1:
+        shutil.rmtree(pieces, ignore_errors=True)  # of a process killed after its last file
+        return read_json(out)
     _open_pieces(pieces, protocol)
     everything = ([CLEAN] if images.dataset is not None else []) + sources
     bounds = list(_bounds(protocol["images"]))
@@ -202,6 +203,25 @@ def evaluate(
     write_json(out, result)
     shutil.rmtree(pieces)
     return result
+
+
+def share_done(out: Path, protocol: dict[str, Any]) -> float:
+    """How much of the evaluation is there, from 0 to 1; one under another protocol is refused."""
+    if out.exists():
+        _require_same(read_json(out).get("protocol"), protocol, out)
+        if out.with_suffix(".npz").exists():
+            return 1.0
+    pieces = _pieces_of(out)
+    if not (pieces / "protocol.json").exists():
+        return 0.0
+    _require_same(read_json(pieces / "protocol.json"), protocol, pieces)
+    sources = int(protocol["clean"]) + len(protocol["corruptions"]) * len(protocol["severities"])
+    total = sources * len(list(_bounds(protocol["images"])))
+    return min(0.99, len(list(pieces.glob("*.npz"))) / total)
+
+
+def _pieces_of(out: Path) -> Path:
+    return out.with_name(out.name + ".partial")
 
 
 class _Job(NamedTuple):
@@ -334,6 +354,8 @@ def _open_pieces(directory: Path, protocol: dict[str, Any]) -> None:
 def _require_same(old: Any, new: dict[str, Any], where: Path) -> None:
     if not isinstance(old, dict):
         raise InputError(f"{where} does not hold an evaluation; choose another --out, or delete it.")
+    if old.get("adapts"):
+        old = ADDED | old
     changed = [k for k in old.keys() | new.keys() if k not in DERIVED and old.get(k) != new.get(k)]
     if changed:
         raise InputError(

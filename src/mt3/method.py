@@ -10,6 +10,7 @@ from mt3.errors import InputError, one_of
 
 SELFSUP = ("none", "rotation", "byol")
 TRAINING = ("ce", "joint", "meta")
+LAYERS = ("all", "norm", "last")  # what adapts: everything, the norms, or the last stage and what follows it
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,17 @@ def check_cell(selfsup: str, training: str, adapts: bool = False) -> None:
     if selfsup == "none" and (training != "ce" or adapts):
         what = f"{training} training" if training != "ce" else "adapting at test time"
         raise InputError(f"Expected a self-supervised task for {what}, got none; choose byol or rotation.")
+
+
+def check_layers(selfsup: str, layers: str) -> None:
+    """Refuse a choice of adapted layers that is unknown or could not change an answer."""
+    if layers not in LAYERS:
+        raise InputError(one_of("choice of adapted layers", layers, LAYERS))
+    if (selfsup, layers) == ("rotation", "last"):
+        raise InputError(
+            "The rotation task has a last stage of its own, which no class depends on, so that adapting it alone would "
+            "change nothing; adapt all or norm."
+        )
 
 
 METHODS = {

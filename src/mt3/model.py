@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mt3.errors import InputError, one_of
 from mt3.layers import Conv2d, GroupNorm
-from mt3.method import SELFSUP
+from mt3.method import SELFSUP, check_layers
 
 NORM_EPS = 1e-3  # the authors' code
 HEADS = ("mt3", "official", "linear")
@@ -93,6 +93,7 @@ class MT3Model(
         adapt_lr: float = 0.1,
         adapt_views: int = 32,  # K_T: pairs of views for byol, copies for rotation
         adapt_clip: float | None = 10.0,  # gradient norm; None: no clipping
+        adapt_layers: str = "all",  # "all" that feed the loss, of these the "norm" layers or the "last" stage onward
         clip_mode: str = "global",  # one norm for all tensors, or each "tensor" its own
         fresh_views: bool = True,  # new views for every step
         crop_max: int = 32,  # pixels, upper end of the crop in A
@@ -116,6 +117,7 @@ class MT3Model(
             raise InputError(f"Expected a finite adapt_lr and an adapt_clip above 0, got {adapt_lr} and {adapt_clip}.")
         if clip_mode not in ("global", "tensor") or not 20 <= crop_max <= 32:
             raise InputError(f"Expected clip_mode global or tensor and crop_max 20 to 32, got {clip_mode}, {crop_max}.")
+        check_layers(selfsup, adapt_layers)
         if classes is not None and len(classes) != num_classes:
             raise InputError(f"Expected {num_classes} class names, got {len(classes)}.")
         if num_classes < 2:
@@ -123,7 +125,7 @@ class MT3Model(
         blocks = (depth - 2) // 6
         self.num_classes, self.selfsup, self.classes = num_classes, selfsup, classes
         self.adapt_steps, self.adapt_lr, self.adapt_views = adapt_steps, adapt_lr, adapt_views
-        self.adapt_clip, self.clip_mode = adapt_clip, clip_mode
+        self.adapt_clip, self.clip_mode, self.adapt_layers = adapt_clip, clip_mode, adapt_layers
         self.fresh_views, self.crop_max = fresh_views, crop_max
 
         self.stem = Conv2d(3, width, 3, padding=1, bias=False)
@@ -176,15 +178,27 @@ class MT3Model(
         model: MT3Model = super()._from_pretrained(**(arguments | {"strict": True}))
         return model
 
-    def adapted_names(self) -> tuple[str, ...]:
-        """The parameters that feed the self-supervised loss, and so adapt: for byol all but the class layer."""
+    def adapted_names(self, layers: str | None = None) -> tuple[str, ...]:
+        """The parameters that adapt: of those that feed the self-supervised loss, what `layers` (or the model) says.
+
+        For byol all but the class layer feed it.
+        """
         if self.selfsup == "none":
             return ()
-        parts = {
-            "byol": ("stem.", "stage1.", "stage2.", "stage3.", "norm.", "hidden.", "project.", "predict."),
-            "rotation": ("stem.", "stage1.", "stage2.", "rotate_stage.", "rotate_norm.", "rotate."),
+        layers = self.adapt_layers if layers is None else layers
+        check_layers(self.selfsup, layers)
+        early = ("stem.", "stage1.", "stage2.")
+        late = {
+            "byol": ("stage3.", "norm.", "hidden.", "project.", "predict."),
+            "rotation": ("rotate_stage.", "rotate_norm.", "rotate."),
         }[self.selfsup]
-        return tuple(name for name, _ in self.named_parameters() if name.startswith(parts))
+        names = [
+            name for name, _ in self.named_parameters() if name.startswith(late if layers == "last" else early + late)
+        ]
+        if layers == "norm":
+            norms = tuple(f"{name}." for name, module in self.named_modules() if isinstance(module, nn.GroupNorm))
+            names = [name for name in names if name.startswith(norms)]
+        return tuple(names)
 
 
 def _pool(norm: nn.GroupNorm, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mt3.adapt import Params, clip_gradients, forward, inner_loop
 from mt3.augment import apply_shift, crop_and_flip, draw_shift, make_views, rotate, seeded_generator
-from mt3.checkpoint import MODEL_FILES, load, load_checkpoint, read_run, save_checkpoint, save_model
+from mt3.checkpoint import MODEL_FILES, load, load_checkpoint, newest_step, read_run, save_checkpoint, save_model
 from mt3.config import BOOKKEEPING, Config, config_from_dict, config_to_dict, warm_config
 from mt3.data import Dataset
 from mt3.errors import InputError, name_list
@@ -26,6 +26,7 @@ from mt3.parallel import count_threads, side_by_side
 from mt3.progress import Progress
 from mt3.selfsup import Views, selfsup_loss
 
+WARM = "warm"  # where a run keeps the training that comes first
 LR_DROP = 0.1  # Sun et al.'s factor at each milestone
 
 
@@ -50,7 +51,7 @@ class State:
 
     model: MT3Model
     optimizer: torch.optim.SGD
-    ema: Params | None  # target of joint BYOL training
+    ema: Params | None  # moving average that gives the targets of joint BYOL training, or of the inner loss
     average: Params | None = None  # of the weights over the steps; becomes the finished model
 
 
@@ -69,6 +70,7 @@ def build_model(config: Config, dataset: Dataset) -> MT3Model:
         adapt_lr=config.test_lr,
         adapt_views=config.test_views,
         adapt_clip=config.test_clip,
+        adapt_layers=config.adapt_layers,
         clip_mode=config.clip_mode,
         fresh_views=config.test_fresh_views,
         crop_max=config.crop_max,
@@ -150,6 +152,7 @@ def meta_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
         config.clip_mode,
         config.inner_target,
         second_order=config.order == "second",
+        ema=state.ema,
     )
     target = inner.outputs.projection.detach() if inner.outputs.projection is not None else None
     logits, metrics = _joint_pass(model, inner.params, task, target, own_target=config.outer_target == "adapted")
@@ -279,7 +282,8 @@ def make_state(config: Config, dataset: Dataset, device: torch.device, init: Pat
         model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
     )
     ema = None
-    if config.training == "joint" and config.selfsup == "byol":
+    averaged = config.training == "joint" or (config.training == "meta" and config.inner_target == "ema")
+    if averaged and config.selfsup == "byol":
         start = model
         if config.ema_start == "random":
             start = build_model(config, dataset).to(device)
@@ -333,6 +337,28 @@ def _restore(state: State, tensors: dict[str, Tensor]) -> None:
                 state.average[name].copy_(tensors[f"average.{name}"])
 
 
+def count_steps(config: Config, dataset: Dataset) -> tuple[int, int]:
+    """Steps of an epoch and of the whole training."""
+    images_per_step = config.tasks * images_per_task(config)
+    steps_per_epoch = len(dataset.train_images) // images_per_step
+    if steps_per_epoch == 0:
+        raise InputError(
+            f"A step needs {images_per_step} images, but {dataset.name} has {len(dataset.train_images)} to train on; "
+            "lower tasks or task_size."
+        )
+    return steps_per_epoch, max(1, round(config.epochs * steps_per_epoch))
+
+
+def steps_done(config: Config, out: Path) -> int | None:
+    """After which step `out` would be resumed, or None if it is finished; a run with other settings is refused."""
+    run = read_run(out)
+    _check_run(out, config, resume=True, init=None)
+    if run.get("step") is not None and run["step"] == run.get("total_steps"):
+        load(out)  # refuses a model that is missing or damaged
+        return None
+    return newest_step(out)
+
+
 def train(
     config: Config,
     dataset: Dataset,
@@ -353,17 +379,10 @@ def train(
     device = torch.device(device)
     first = warm_config(config)
     if first is not None and init is None:
-        init = out / "warm"
-        if resume or not read_run(out):  # else refused below
+        init = out / WARM
+        if (resume or not read_run(out)) and steps_done(first, init) is not None:  # else refused below, or finished
             train(first, dataset, init, device, max_steps, resume=True, data_dir=data_dir)
-    images_per_step = config.tasks * images_per_task(config)
-    steps_per_epoch = len(dataset.train_images) // images_per_step
-    if steps_per_epoch == 0:
-        raise InputError(
-            f"A step needs {images_per_step} images, but {dataset.name} has {len(dataset.train_images)} to train on; "
-            "lower tasks or task_size."
-        )
-    total_steps = max(1, round(config.epochs * steps_per_epoch))
+    steps_per_epoch, total_steps = count_steps(config, dataset)
     last_step = min(total_steps, max_steps) if max_steps is not None else total_steps
     run = _check_run(out, config, resume, init) | {"data_dir": None if data_dir is None else str(data_dir.resolve())}
     found = load_checkpoint(out) if resume else None
@@ -450,14 +469,15 @@ def _check_run(out: Path, config: Config, resume: bool, init: Path | None) -> di
             raise InputError(f"{out} already holds a run; pass --resume to continue it, or choose another --out.")
         before = config_to_dict(config_from_dict(old["config"]))
         changed = [k for k in now if before[k] != now[k] and k not in BOOKKEEPING]
-        if init is not None and run["init"] != old.get("init"):
+        own = init == out / WARM and Path(old.get("init") or "").name == WARM  # wherever the run has been moved
+        if init is not None and run["init"] != old.get("init") and not own:
             raise InputError(f"The run in {out} was started from {old.get('init')}, not from {init}; drop --init.")
         if changed:
             raise InputError(
                 f"The run in {out} was started with other settings ({name_list(changed)} differ: "
                 f"{name_list(f'{k}={before[k]}' for k in changed)}); give the same ones or choose another --out."
             )
-        run["init"] = old.get("init")
+        run["init"] = run["init"] if own else old.get("init")
     return run
 
 
