@@ -86,13 +86,16 @@ class Section(NamedTuple):
     blocks: list[Table | Figure | str]
 
 
-def write_report(paths: Sequence[Path], out: Path, published: bool = False) -> tuple[str, list[Path], list[str]]:
+def write_report(
+    paths: Sequence[Path], out: Path, published: bool = False, root: Path | None = None
+) -> tuple[str, list[Path], list[str]]:
     """Write tables and figures of the results in `paths`, or of the paper alone; the same results give the same bytes.
 
-    Returns the first table as Markdown, the files, and what a user should know.
+    Files are named as they were given, or relative to `root`. Returns the first table as Markdown, the files, and
+    what a user should know.
     """
     if paths:
-        results = collect(paths)
+        results = collect(paths, root)
         sections, notes = report_sections(results, published), list(results.notes)
     else:
         sections, notes = published_sections(True), []

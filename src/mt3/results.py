@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mt3.config import BOOKKEEPING, config_to_dict, make_config
+from mt3.config import BOOKKEEPING, Config, config_to_dict, make_config
 from mt3.errors import InputError, name_list
 from mt3.files import METRICS_FILE, RUN_FILE, read_json
 from mt3.method import Method, get_method
@@ -57,7 +57,9 @@ class Evaluation:
 
     @property
     def has_default_setting(self) -> bool:
-        return self.protocol.get("default_adaptation") is not False or not self.has("after")
+        """Whether this is how the model adapts by itself, and not a point of a sweep."""
+        own = self.protocol.get("default_adaptation") is not False or not self.has("after")
+        return own and not self.protocol.get("sweep")
 
     @property
     def corruptions(self) -> list[str]:
@@ -88,6 +90,7 @@ class Evaluation:
         return sum(int(c[key]) for c in self.result["corruptions"] if c["severity"] in severities)
 
 
+_DEFAULTS = config_to_dict(Config())
 Group = tuple[str, str]  # training and label of the ablation
 
 
@@ -103,8 +106,11 @@ class Results:
     notes: list[str] = field(default_factory=list)  # what was left out, and why
 
 
-def collect(paths: Sequence[Path]) -> Results:
-    """Find, check and sort the evaluations and MT3 training curves in directories and files."""
+def collect(paths: Sequence[Path], root: Path | None = None) -> Results:
+    """Find, check and sort the evaluations and MT3 training curves in directories and files.
+
+    Paths are shown as they were given, or relative to `root`.
+    """
     notes: list[str] = []
     found = []
     files = _find(paths, "*.json")
@@ -114,9 +120,9 @@ def collect(paths: Sequence[Path]) -> Results:
             if path in paths:
                 raise InputError(f"{path} is not an evaluation; give files that `mt3 evaluate` wrote.")
         elif value["protocol"].get("method") is None:
-            notes.append(f"{path} is left out: it does not say which method its model was trained with.")
+            notes.append(f"{_shown(path, root)} is left out: it does not say which method its model was trained with.")
         else:
-            found.append(_make_evaluation(path, value))
+            found.append(replace(_make_evaluation(path, value), path=_shown(path, root)))
     curves, curve_data = _find_curves(_find(paths, METRICS_FILE), notes)
     if not found and not curves:
         raise InputError(f"Found no evaluation in {name_list(paths)}; `mt3 evaluate RUN` writes one.")
@@ -134,6 +140,10 @@ def collect(paths: Sequence[Path]) -> Results:
     for group in (_flat(main.values()), _flat(ablations.values()), others):
         require_alike(group)
     return Results(dict(main), dict(ablations), others, curves, curve_data, notes)
+
+
+def _shown(path: Path, root: Path | None) -> Path:
+    return path if root is None else path.relative_to(root)
 
 
 def is_alike(one: Evaluation, other: Evaluation) -> bool:
@@ -242,8 +252,8 @@ def _read_config(folder: Path) -> tuple[dict[str, Any] | None, Any]:
 
 
 def _settings(config: dict[str, Any], init: Any) -> dict[str, Any]:
-    """The fields that runs of one training share."""
-    kept = {k: v for k, v in config.items() if k != "seed" and k not in BOOKKEEPING}
+    """The fields that runs of one training share; one that is younger than the run has its default."""
+    kept = {k: v for k, v in (_DEFAULTS | config).items() if k != "seed" and k not in BOOKKEEPING}
     return kept | {"init": "none" if init is None else "warm"}
 
 

@@ -43,6 +43,8 @@ def _samples(results: Results) -> tuple[list[_Sample], str]:
         if any(e.method.name == name and e.label == runs[0].label for e in results.others):
             if is_alike(runs[0], results.others[0]):
                 chosen += runs
+            elif any(e.protocol.get("sweep") for e in results.others):  # these hold the models' own settings, too
+                note = f" All of these are on {results.others[0].protocol['images']} images."
             else:
                 note = " The models' own settings were evaluated under another protocol and are left out here."
 
