@@ -1,4 +1,7 @@
-"""The command line: train | evaluate | predict | corrupt | report | bench | demo. Torch is imported where needed."""
+"""The command line: train | evaluate | predict | corrupt | reproduce | report | bench | demo.
+
+Torch is imported where needed.
+"""
 
 import argparse
 import json
@@ -9,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from mt3.ablations import ABLATIONS, resolve_ablations
 from mt3.config import CHOICES, FIELDS, make_config, preset_names
 from mt3.data.dataset import DATASETS
 from mt3.errors import InputError, name_list
 from mt3.files import write_json
-from mt3.method import METHODS
+from mt3.method import LAYERS, METHODS, get_method
 from mt3.version import __version__
 
 if TYPE_CHECKING:
@@ -69,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--limit", type=_count, help="only this many images of the test split")
     evaluate.add_argument("--corrupted", type=Path, metavar="DIR", help="images in the published -C layout")
     evaluate.add_argument("--controls", action="store_true", help="also adapt on other images, to split the gain")
+    evaluate.add_argument("--adapt-layers", help=f"what adapts: {name_list(LAYERS)} (default: the model's)")
+    evaluate.add_argument("--ablation", metavar="LABEL", help="the name of this variant in a report")
     evaluate.add_argument("--data", help="the data set, if RUN does not say")
     evaluate.add_argument("--workers", type=_count, help="processes (default: one for each core; 1 on a GPU)")
     evaluate.add_argument("--out", type=Path, help="JSON file (default: RUN/evaluation.json)")
@@ -111,6 +117,38 @@ def _parser() -> argparse.ArgumentParser:
     of_corruptions.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
     _data_arguments(of_corruptions)
     of_corruptions.set_defaults(run=_bench_corruptions)
+
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="the paper's tables from nothing: every training, every evaluation and the report",
+        description="Trains, evaluates and reports, and begins with a plan that says how long each part takes here. "
+        "Finished parts are not done again, so that the same command goes on after a kill. "
+        "Any field of the trainings can be set for all of them, as in `mt3 train`.",
+        allow_abbrev=False,
+    )
+    reproduce.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
+    reproduce.add_argument(
+        "--preset", help=f"one of {name_list(preset_names())} (default: demo for the digits, paper for CIFAR)"
+    )
+    reproduce.add_argument("--seeds", type=_count, default=3, help="how many, from 0 on (default: 3)")
+    reproduce.add_argument("--out", type=Path, metavar="DIR", help="the directory (default: runs/PRESET-DATA)")
+    reproduce.add_argument(
+        "--methods", nargs="+", action="extend", help=f"of {name_list(METHODS)} (default: those of the paper's table)"
+    )
+    reproduce.add_argument(
+        "--ablations", nargs="+", action="extend", metavar="NAME", help=f"of {name_list(ABLATIONS)}, or all"
+    )
+    reproduce.add_argument("--corruptions", nargs="+", action="extend", help="as of `mt3 evaluate`")
+    reproduce.add_argument("--severity", type=_count, nargs="+", action="extend", help="1 to 5 (default: 5)")
+    reproduce.add_argument("--corrupted", type=Path, metavar="CDIR", help="images in the published -C layout")
+    reproduce.add_argument("--limit", type=_count, help="test images (default: 100 digits, all of CIFAR)")
+    reproduce.add_argument(
+        "--sweep-limit", type=_count, help="test images for sweeps (default: 50 digits, else --limit)"
+    )
+    reproduce.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    _data_arguments(reproduce)
+    _compute_arguments(reproduce)
+    reproduce.set_defaults(run=_reproduce)
 
     report = commands.add_parser("report", help="tables and figures from evaluations and training curves")
     report.add_argument(
@@ -259,8 +297,6 @@ def _dataset_of_run(args: argparse.Namespace, optional: bool) -> "tuple[Dataset 
 
 def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.checkpoint import load
-    from mt3.corruptions import resolve
-    from mt3.data import open_corrupted
     from mt3.evaluate import TestImages, evaluate
     from mt3.report import evaluation_summary
 
@@ -271,22 +307,18 @@ def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
         raise InputError(
             f"The model has {model.num_classes} classes, {dataset.name} {dataset.num_classes}; give its own."
         )
-    severities = sorted(set(args.severity or [5]))
-    asked = args.corruptions or ["all"]
-    if not set(severities) <= set(range(1, 6)):
-        raise InputError(f"Expected severities from 1 to 5, got {name_list(severities)}.")
-    corrupted = None
-    if args.corrupted is not None:
-        corrupted = open_corrupted(args.corrupted, dataset.name if dataset else None)
-        names = _group_names(asked, corrupted, severities)
-    else:
-        names = [] if asked == ["none"] else list(resolve(asked))
+    corrupted, names, severities = _corrupted_images(args, dataset)
     about = {
         "data": (dataset.name if dataset else None) or run.get("config", {}).get("data"),
         "method": run.get("config", {}).get("method"),
         "preset": run.get("config", {}).get("preset"),
         "train_seed": run.get("config", {}).get("seed"),
     }
+    label = args.ablation
+    if label is None and args.adapt_layers not in (None, model.adapt_layers):  # a report must tell it from the default
+        label = f"adapt_layers={args.adapt_layers} when evaluated"
+    if label is not None:
+        about["ablation"] = label
     out = args.out or args.model / "evaluation.json"
     result = evaluate(
         model,
@@ -302,9 +334,27 @@ def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
         args.controls,
         about,
         _workers(args, device),
+        adapt_layers=args.adapt_layers,
     )
     print(evaluation_summary(result))
     print(f"wrote {out} and {out.with_suffix('.npz').name}")
+
+
+def _corrupted_images(
+    args: argparse.Namespace, dataset: "Dataset | None"
+) -> "tuple[CorruptedSet | None, list[str], list[int]]":
+    """The -C directory if one is given, and which corruptions and severities are asked for."""
+    from mt3.corruptions import resolve
+    from mt3.data import open_corrupted
+
+    severities = sorted(set(args.severity or [5]))
+    asked = args.corruptions or ["all"]
+    if not set(severities) <= set(range(1, 6)):
+        raise InputError(f"Expected severities from 1 to 5, got {name_list(severities)}.")
+    if args.corrupted is None:
+        return None, [] if asked == ["none"] else list(resolve(asked)), severities
+    corrupted = open_corrupted(args.corrupted, dataset.name if dataset else None)
+    return corrupted, _group_names(asked, corrupted, severities), severities
 
 
 def _group_names(asked: Sequence[str], corrupted: "CorruptedSet", severities: Sequence[int]) -> list[str]:
@@ -404,6 +454,47 @@ def _bench_corruptions(args: argparse.Namespace, extra: Sequence[str]) -> None:
         print(f"wrote {args.json}")
 
 
+def _reproduce(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    preset = args.preset or ("demo" if args.data == "digits" else "paper")
+    overrides = {name.replace("-", "_"): value for name, value in _overrides(extra).items()}
+    for name, instead in (("method", "--methods"), ("seed", "--seeds")):
+        if name in overrides:
+            raise InputError(f"Unexpected argument '--{name}': every training has its own; give {instead}.")
+    if args.seeds < 1:
+        raise InputError("Expected at least 1 seed, got 0.")
+    if args.dry_run and args.download:
+        raise InputError("A dry run writes nothing, so that it does not download; drop --download or --dry-run.")
+    methods = [name for name in METHODS if name in {get_method(m).name for m in args.methods or ()}]
+    ablations = resolve_ablations(args.ablations or [])
+    from mt3.data import load_dataset
+    from mt3.evaluate import TestImages
+    from mt3.reproduce import Study, paper_methods, reproduce
+
+    for method in methods or paper_methods(args.data):
+        make_config(method, args.data, preset, overrides=overrides)  # what is wrong with it is said before all else
+    device = _set_up(args)
+    if args.corrupted is None:
+        _corrupted_images(args, None)
+    dataset = load_dataset(args.data, args.data_dir, args.download)
+    corrupted, names, severities = _corrupted_images(args, dataset)
+    study = Study(
+        args.out or Path("runs") / f"{preset}-{args.data}",
+        TestImages(dataset, corrupted),
+        preset,
+        methods or paper_methods(args.data),
+        args.seeds,
+        names,
+        severities,
+        args.limit,
+        args.sweep_limit,
+        ablations,
+        overrides,
+        device,
+        args.data_dir,
+    )
+    reproduce(study, args.dry_run)
+
+
 def _report(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.report import write_report
 
@@ -431,7 +522,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; bad input gives one sentence and exit code 2."""
     try:
         args, extra = _parser().parse_known_args(argv)
-        if extra and args.command != "train":
+        if extra and args.command not in ("train", "reproduce"):
             raise InputError(f"Unexpected argument '{extra[0]}'; see `mt3 {args.command} --help`.")
         args.run(args, extra)
         return 0

@@ -1,0 +1,420 @@
+"""The paper's tables from nothing: all trainings, all evaluations and the report, in one resumable directory.
+
+    DIR/<method>/seed-<n>/                 a run, its evaluation.json and the sweep-*.json of the ablations
+    DIR/ablations/<name>/seed-<n>/         the same of a trained ablation
+    DIR/report/                            what `mt3 report DIR` writes
+
+Nothing that is there is done again: a run is known by its config, an evaluation by its protocol.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from mt3.ablations import SWEEPS, SWEPT, TRAINED, label
+from mt3.adapt import Adapter, view_average
+from mt3.checkpoint import load
+from mt3.config import Config, make_config, warm_config
+from mt3.data import Dataset
+from mt3.errors import InputError, name_list
+from mt3.evaluate import TestImages, evaluate, make_protocol, share_done
+from mt3.files import only_writer
+from mt3.method import METHODS
+from mt3.model import MT3Model
+from mt3.progress import duration
+from mt3.published import published_table
+from mt3.report import write_report
+from mt3.table import Cell, Line, Table, markdown
+from mt3.train import (
+    WARM,
+    apply_gradient,
+    build_model,
+    count_steps,
+    gradient_of_step,
+    images_per_task,
+    make_state,
+    steps_done,
+    train,
+)
+
+IMAGES = {"digits": 100}  # test images under each corruption; of other data all
+SWEEP_IMAGES = {"digits": 50}
+TIMED = 0.5  # seconds for which steps of a training, or images, are timed
+SLOW = 3.0  # seconds; a first step, which also warms up, that takes longer is not repeated
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is to be reproduced."""
+
+    out: Path
+    images: TestImages
+    preset: str
+    methods: Sequence[str]
+    seeds: int  # 0 to this, exclusive
+    corruptions: list[str]
+    severities: list[int]
+    limit: int | None = None  # test images; None: as IMAGES says
+    sweep_limit: int | None = None
+    ablations: Sequence[str] = ()
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # fields of all trainings
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    data_dir: Path | None = None  # noted down in the runs
+
+    @property
+    def dataset(self) -> Dataset:
+        assert self.images.dataset is not None
+        return self.images.dataset
+
+    @property
+    def sources(self) -> list[tuple[str, int]]:
+        return [(name, severity) for severity in self.severities for name in self.corruptions]
+
+    def count(self, sweep: bool = False) -> int:
+        """Test images under each corruption."""
+        name, available = self.dataset.name, len(self.images.labels)
+        count = min(IMAGES.get(name, available) if self.limit is None else self.limit, available)
+        if not sweep:
+            return count
+        return min(SWEEP_IMAGES.get(name, count) if self.sweep_limit is None else self.sweep_limit, count)
+
+
+class Training(NamedTuple):
+    """One run: of a method or of a trained ablation, with one seed."""
+
+    name: str
+    config: Config
+    folder: Path
+    ablation: str = ""
+
+
+class Test(NamedTuple):
+    """One evaluation of a run; `setting` is what departs from how the model adapts by itself."""
+
+    training: Training
+    file: Path
+    setting: dict[str, Any]
+    sweep: bool = False
+
+
+@dataclass
+class Part:
+    """What is done in one go, how much of it is there, and how many seconds the rest takes."""
+
+    title: str
+    share: float
+    seconds: float
+    run: Callable[[], object]
+
+
+def paper_methods(data: str) -> list[str]:
+    """The trainings that give the rows of the paper's table for this data; of data that it does not have, all five."""
+    rows = published_table(data)
+    return [m.name for m in METHODS.values() if rows is None or m.before in rows]
+
+
+def reproduce(study: Study, dry_run: bool = False) -> None:
+    """Print the plan, then do what is missing of it and write the report; with `dry_run` only print."""
+    trainings = plan_trainings(study)
+    _check(study, trainings)
+    if dry_run:
+        print(plan_text(study, _make_parts(study, trainings)))
+        return
+    try:
+        study.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"Cannot write {study.out}: {error.strerror}; choose another --out.") from error
+    with only_writer(study.out):
+        _remove_leftovers(study.out)
+        parts = _make_parts(study, trainings)
+        print(plan_text(study, parts), flush=True)
+        todo = [part for part in parts if part.share < 1]
+        for number, part in enumerate(todo):
+            left = duration(sum(p.seconds for p in todo[number:]))
+            print(
+                f"[{number + 1}/{len(todo)}] {part.title}: about {duration(part.seconds)}, {left} for all", flush=True
+            )
+            part.run()
+        published = published_table(study.dataset.name) is not None and study.preset != "demo"
+        table, files, notes = write_report([study.out], study.out / "report", published, root=study.out)
+    print("\n".join(["", *notes, table, "", f"wrote {name_list(f.name for f in files)} in {study.out / 'report'}"]))
+
+
+def _remove_leftovers(out: Path) -> None:
+    """Delete what a killed process had not yet renamed; nobody else is writing here."""
+    for path in [*out.rglob(".*.tmp"), *out.rglob(".model-*"), *out.rglob(f".{WARM}")]:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def plan_trainings(study: Study) -> list[Training]:
+    """The runs, seed by seed; ablations come after all methods."""
+    found = []
+    for seed in range(study.seeds):
+        for method in study.methods:
+            config = make_config(method, study.dataset.name, study.preset, seed, study.overrides)
+            found.append(Training(f"{method}, seed {seed}", config, study.out / method / f"seed-{seed}"))
+    for seed in range(study.seeds):
+        default = make_config("mt3", study.dataset.name, study.preset, seed, study.overrides)
+        for name in study.ablations:
+            if name in TRAINED:
+                overrides = {**study.overrides, **TRAINED[name]}
+                config = make_config("mt3", study.dataset.name, study.preset, seed, overrides)
+                if config == default:
+                    raise InputError(f"mt3 is trained as the ablation {label(name)} already; drop one of the two.")
+                folder = study.out / "ablations" / name / f"seed-{seed}"
+                found.append(Training(f"mt3 {name}, seed {seed}", config, folder, name))
+    return found
+
+
+def plan_tests(study: Study, training: Training) -> tuple[list[Test], dict[str, list[Test]]]:
+    """The run's main evaluation, and those of its sweeps; a setting that sweeps share has one evaluation."""
+    main = Test(training, training.folder / "evaluation.json", {})
+    sweeps: dict[str, list[Test]] = {}
+    if training.ablation or training.config.method not in SWEPT:
+        return [main], sweeps
+    own = {"steps": training.config.test_steps, "views": training.config.test_views, "lr": training.config.test_lr}
+    owns = [] if study.count(sweep=True) == study.count() else [Test(training, _beside(training, "own"), {}, True)]
+    for name in study.ablations:
+        if name in SWEEPS:
+            values = [v * own["lr"] if name == "lr" else v for v in SWEEPS[name]]
+            points = [Test(training, _beside(training, f"{name}-{v:g}"), {name: v}, True) for v in values]
+            sweeps[name] = [*owns, *(test for test, v in zip(points, values, strict=True) if v != own[name])]
+            owns = []
+    return [main], sweeps
+
+
+def _beside(training: Training, name: str) -> Path:
+    return training.folder / f"sweep-{name}.json"
+
+
+def _check(study: Study, trainings: Sequence[Training]) -> None:
+    """Refuse at once what would be refused after hours."""
+    swept = [name for name in study.ablations if name in SWEEPS]
+    if swept and not set(SWEPT) & set(study.methods):
+        raise InputError(
+            f"The ablation {swept[0]} evaluates {' and '.join(SWEPT)}, of which none is trained; add one to --methods."
+        )
+    if min(study.count(), study.count(sweep=True)) < 2:
+        raise InputError("The controls adapt on another image, so they need at least 2 images; raise --limit.")
+    for config in dict.fromkeys(_kind(t.config) for t in trainings):
+        for one in (config, warm_config(config)):
+            if one is not None:
+                build_model(one, study.dataset)
+                count_steps(one, study.dataset)
+
+
+def _kind(config: Config) -> Config:
+    """What configs share whose steps take equally long."""
+    return replace(config, seed=0)
+
+
+def _make_parts(study: Study, trainings: Sequence[Training]) -> list[Part]:
+    """All that belongs to the study, with what is there of it and what the rest costs."""
+    clock = _Clock(study)
+    parts: list[Part] = []
+    swept: list[Part] = []
+    warm_starts: set[Config] = set()  # that will be there by then
+    for training in trainings:
+        part, model = _training_part(study, training, trainings, clock, warm_starts)
+        parts.append(part)
+        tests, sweeps = plan_tests(study, training)
+        parts.append(_test_part(study, f"evaluate {training.name}", tests, model, clock))
+        for name, found in sweeps.items():
+            title = f"evaluate {training.name}, {len(found)} settings of {name}"
+            swept.append(_test_part(study, title, found, model, clock))
+    return parts + swept
+
+
+def _training_part(
+    study: Study, training: Training, trainings: Sequence[Training], clock: "_Clock", warm_starts: set[Config]
+) -> tuple[Part, MT3Model | None]:
+    """The training and, if it is finished, its model."""
+    config, folder = training.config, training.folder
+    title = f"train {training.name}"
+    done = steps_done(config, folder)
+    if done is None:
+        return Part(title, 1.0, 0.0, lambda: None), load(folder).to(study.device)
+    total = count_steps(config, study.dataset)[1]
+    seconds = clock.step(config)
+    there, left = done * seconds, (total - done) * seconds
+    whole = there + left
+    first = warm_config(config)
+    if first is not None:
+        title += f" after {first.method}"
+        warm_total, warm_done = count_steps(first, study.dataset)[1], steps_done(first, folder / WARM)
+        warm_left = 0 if warm_done is None else warm_total - warm_done
+        there += (warm_total - warm_left) * clock.step(first)
+        whole += warm_total * clock.step(first)
+        left += 0 if first in warm_starts else warm_left * clock.step(first)
+        warm_starts.add(first)
+
+    def run() -> None:
+        if first is not None:
+            _take_warm_start(first, folder, trainings)
+        train(config, study.dataset, folder, study.device, resume=True, data_dir=study.data_dir)
+
+    return Part(title, min(0.99, there / whole), left, run), None
+
+
+def _take_warm_start(config: Config, folder: Path, trainings: Sequence[Training]) -> None:
+    """Copy the training that comes first from a run that has the very same one, if there is one."""
+    if (folder / WARM).exists():
+        return
+    for other in trainings:
+        if warm_config(other.config) == config and steps_done(config, other.folder / WARM) is None:
+            copy = folder / f".{WARM}"
+            shutil.copytree(other.folder / WARM, copy)
+            copy.rename(folder / WARM)
+            return
+
+
+def _test_part(study: Study, title: str, tests: Sequence[Test], model: MT3Model | None, clock: "_Clock") -> Part:
+    """Evaluations of one run; without its model nothing of them can be there."""
+    shares = [0.0 if model is None else share_done(t.file, _protocol(study, t, model)) for t in tests]
+    sources = len(study.sources) + 1  # and the clean images
+    todo = [(t, share) for t, share in zip(tests, shares, strict=True) if share < 1]
+    seconds = [(1 - share) * sources * study.count(t.sweep) * clock.image(t) for t, share in todo]
+
+    def run() -> None:
+        for test, _ in todo:
+            trained = load(test.training.folder).to(study.device)
+            evaluate(
+                trained,
+                study.images,
+                study.corruptions,
+                study.severities,
+                test.file,
+                study.count(test.sweep),
+                **test.setting,
+                controls=_controls(test, trained),
+                about=_about(study, test),
+            )
+
+    return Part(title, sum(shares) / max(1, len(shares)) if todo else 1.0, sum(seconds), run)
+
+
+def _protocol(study: Study, test: Test, model: MT3Model) -> dict[str, Any]:
+    adapter = None if model.selfsup == "none" else Adapter(model, **test.setting)
+    controls, about = _controls(test, model), _about(study, test)
+    count = study.count(test.sweep)
+    return make_protocol(model, study.images, study.sources, count, adapter, controls, 0, None, about)
+
+
+def _controls(test: Test, model: MT3Model) -> bool:
+    return model.selfsup != "none" and not test.sweep
+
+
+def _about(study: Study, test: Test) -> dict[str, Any]:
+    config = test.training.config
+    about = {"data": study.dataset.name, "method": config.method, "preset": config.preset, "train_seed": config.seed}
+    if test.training.ablation:
+        about["ablation"] = label(test.training.ablation)
+    return about | ({"sweep": True} if test.sweep else {})
+
+
+class _Clock:
+    """Seconds of a step and of an image on this machine, each measured once, when it is first asked for."""
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+        self.steps: dict[Config, float] = {}
+        self.images: dict[Config, float] = {}
+
+    def step(self, config: Config) -> float:
+        """Of a training, on a state that is thrown away."""
+        # the length of the training and its rates change nothing
+        kind = replace(_kind(config), epochs=1.0, schedule="constant", milestones=(), average=0.0)
+        kind = replace(kind, warm_method=None, warm_epochs=0.0)
+        if kind not in self.steps:
+            self._say()
+            self.steps[kind] = time_step(kind, self.study.dataset, self.study.device)
+        return self.steps[kind]
+
+    def image(self, test: Test) -> float:
+        """Of an evaluation; other settings than the model's own take as much longer as they have steps and views."""
+        kind = _kind(test.training.config)
+        if kind not in self.images:
+            self._say()
+            self.images[kind] = time_image(kind, self.study.dataset, self.study.device)
+        steps, views = test.setting.get("steps", kind.test_steps), test.setting.get("views", kind.test_views)
+        return self.images[kind] * float(max(1, steps) * views) / (max(1, kind.test_steps) * kind.test_views)
+
+    def _say(self) -> None:
+        if not self.steps and not self.images:
+            print("timing a few steps and images ...", file=sys.stderr, flush=True)
+
+
+def time_step(config: Config, dataset: Dataset, device: torch.device) -> float:
+    """Seconds of a training step; where the first one is slow, it alone is timed."""
+    count = config.tasks * images_per_task(config)  # an epoch of one step
+    state = make_state(config, dataset, device)
+    images = torch.from_numpy(dataset.train_images[:count]).permute(0, 3, 1, 2).contiguous().to(device)
+    labels = torch.from_numpy(dataset.train_labels[:count]).to(device)
+
+    def take(step: int) -> None:
+        gradient_of_step(state, images, labels, config, step, 1, log=step % config.log_every == 0)
+        apply_gradient(state, config, step, step + 1, 1)
+
+    return _time(take)
+
+
+def time_image(config: Config, dataset: Dataset, device: torch.device) -> float:
+    """Seconds of evaluating an image, adapted as the model does by itself."""
+    model = build_model(config, dataset).to(device).eval()
+    count = 2 * torch.get_num_threads()
+    batch = torch.from_numpy(dataset.test_images[:count]).permute(0, 3, 1, 2).contiguous().to(device)
+    adapter = None if model.selfsup == "none" else Adapter(model)
+
+    def answer(number: int) -> None:
+        (view_average(model, batch) if adapter is None else adapter(batch)).cpu()
+
+    return _time(answer) / len(batch)
+
+
+def _time(work: Callable[[int], None]) -> float:
+    """Seconds of a call; the first is a warm-up, unless it is slow."""
+    began = time.perf_counter()
+    work(0)
+    first = time.perf_counter() - began
+    if first > SLOW:
+        return first
+    began, calls = time.perf_counter(), 0
+    while calls == 0 or time.perf_counter() - began < TIMED:
+        calls += 1
+        work(calls)
+    return (time.perf_counter() - began) / calls
+
+
+def plan_text(study: Study, parts: Sequence[Part]) -> str:
+    """Every part with its state and its estimate, and the total."""
+    count, sweep_count = study.count(), study.count(sweep=True)
+    swept = f", {sweep_count} for the sweeps" if set(study.ablations) & set(SWEEPS) and sweep_count != count else ""
+    changes = f", with {name_list(f'{k}={v}' for k, v in study.overrides.items())}" if study.overrides else ""
+    lines = []
+    for part in parts:
+        state = "done" if part.share == 1 else f"{100 * part.share:.0f} % done" if part.share else "to do"
+        lines.append(Line(part.title, (Cell(text=state), Cell(text=duration(part.seconds) if part.share < 1 else ""))))
+    todo = [part for part in parts if part.share < 1]
+    report = "to do" if todo or not (study.out / "report" / "report.md").exists() else "done"
+    lines.append(Line("report", (Cell(text=report), Cell())))
+    total = f"{len(parts) - len(todo)} of {len(parts)} parts are done"
+    if todo:
+        total += f"; the others take about {duration(sum(part.seconds for part in todo))} on this machine"
+    return "\n".join(
+        [
+            f"preset {study.preset} on {study.dataset.name}{changes}",
+            f"seeds {name_list(range(study.seeds))}, into {study.out}",
+            f"{count} test images under each of {len(study.corruptions)} corruptions, "
+            f"severity {name_list(study.severities)}{swept}",
+            "",
+            markdown(Table("plan", "", "part", ("state", "estimate"), tuple(lines))),
+            "",
+            f"{total}.",
+        ]
+    )
