@@ -253,7 +253,9 @@ def test_weights_are_bit_identical_after_adapting_in_every_mode(model, images):
 def test_answer_does_not_depend_on_batch_order_or_dtype(model, images):
     adapter = Adapter(model)
     together = adapter(images)
-    assert torch.equal(together, torch.cat([adapter(images[i : i + 1]) for i in range(len(images))]))
+    one_by_one = torch.cat([adapter(images[i : i + 1]) for i in range(len(images))])  # each with all cores
+    torch.testing.assert_close(together, one_by_one, atol=1e-4, rtol=0)
+    assert torch.equal(together, adapter(images))
     order = [3, 1, 4, 0, 2]
     assert torch.equal(adapter(images[order]), together[order])
     assert torch.equal(adapter(images.float() / 255), together)

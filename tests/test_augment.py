@@ -1,6 +1,7 @@
 """A and B against their stated distributions, and against plain per-image formulas."""
 
 import colorsys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -234,3 +235,31 @@ def test_generator_depends_on_its_parts_alone():
     assert first("task", 0, 1, 2) == first("task", 0, 1, 2)
     assert len({first("task", s, t, n) for s in range(3) for t in range(3) for n in range(3)}) == 27
     assert first("a", "bc") != first("ab", "c")
+
+
+def test_casts_and_negatives_move_the_ends_of_every_channel():
+    generator = torch.Generator().manual_seed(0)
+    shifts = [draw_shift(generator, negative=0.25, cast=0.6) for _ in range(2000)]
+    negative = [s.black[0] > s.white[0] for s in shifts]
+    assert sum(negative) / 2000 == pytest.approx(0.25, abs=0.03)
+    low = torch.tensor([s.white if n else s.black for s, n in zip(shifts, negative, strict=True)])
+    high = torch.tensor([s.black if n else s.white for s, n in zip(shifts, negative, strict=True)])
+    assert low.min() >= 0
+    assert low.max() <= 0.3
+    assert low.mean() == pytest.approx(0.15, abs=0.01)
+    assert high.min() >= 0.7
+    assert high.max() <= 1
+    assert high.mean() == pytest.approx(0.85, abs=0.01)
+    ramp = torch.linspace(0, 1, 32).expand(1, 3, 32, 32)
+    still = replace(
+        shifts[0], flip=False, blur=False, brightness=0.0, noise_std=0.0, black=(0.9,) * 3, white=(0.2,) * 3
+    )
+    torch.testing.assert_close(apply_shift(ramp, still, generator), 0.9 - 0.7 * ramp)
+
+
+def test_the_papers_b_does_not_draw_for_casts():
+    """The stream of random numbers, and so every run without casts, stays as it was."""
+    a, b = (torch.Generator().manual_seed(3) for _ in range(2))
+    draw_shift(a)
+    torch.rand(5, generator=b)
+    assert torch.equal(torch.rand(4, generator=a), torch.rand(4, generator=b))

@@ -57,7 +57,7 @@ def test_train_then_evaluate_then_predict(capsys, runs, tmp_path, picture, metho
     model = mt3.load(runs / method)
     assert model.selfsup == METHODS[method].selfsup
     out = tmp_path / "r.json"
-    words = ["--corruptions", "contrast", "fog", "--severity", "5", "--limit", "4", "--out", out, "--workers", "1"]
+    words = ["--corruptions", "contrast", "fog", "--severity", "5", "--limit", "4", "--out", out]
     code, text, _ = run(capsys, "evaluate", runs / method, *words, *(["--steps", "1"] if METHODS[method].after else []))
     assert code == 0
     result = json.loads(out.read_text())
@@ -157,7 +157,6 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         (["evaluate", runs / "mt3", "--out", tmp / "x.npz"], "ending in .json"),
         (["evaluate", runs / "baseline", "--steps", "2"], "nothing to adapt with; drop --steps"),
         (["evaluate", runs / "mt3", "--bright"], "Unexpected argument '--bright'"),
-        (["evaluate", runs / "mt3", "--workers", "0"], "Expected at least 1 worker, got 0"),
         (["corrupt"], "Expected --out DIR for the images, --preview FILE for a figure, or both; got neither"),
         ([*corrupt, "--severities", "3", "6"], "Expected severities from 1 to 5, got 3, 6; choose among these."),
         ([*corrupt, "--severities", "x"], "expected a whole number from 0 on, got 'x'"),
@@ -214,7 +213,7 @@ def test_frost_without_its_photos_is_refused_before_the_first_image(capsys, runs
 
 def test_no_corruptions_gives_the_clean_row(capsys, runs, tmp_path):
     words = ["evaluate", runs / "mt3", "--corruptions", "none", "--limit", "2", "--out", tmp_path / "r.json"]
-    code, out, _ = run(capsys, *words, "--workers", "1")
+    code, out, _ = run(capsys, *words)
     assert code == 0
     clean = json.loads((tmp_path / "r.json").read_text())["clean"]
     assert "| clean      |" in out
@@ -245,8 +244,8 @@ def test_names_in_a_directory_are_checked_before_any_work(capsys, runs, tmp_path
         assert not (tmp_path / "r.json.partial").exists()
 
 
-def test_interrupted_workers_stop_and_the_evaluation_resumes(capsys, runs, tmp_path):
-    """A real Ctrl-C, to the whole process group, while two workers evaluate."""
+def test_an_interrupted_evaluation_resumes(capsys, runs, tmp_path):
+    """A real Ctrl-C, to the whole process group."""
     out = tmp_path / "r.json"
     words = [
         "evaluate",
@@ -261,7 +260,7 @@ def test_interrupted_workers_stop_and_the_evaluation_resumes(capsys, runs, tmp_p
         "--out",
         out,
     ]
-    command = [sys.executable, "-m", "mt3", *map(str, words), "--workers", "2"]
+    command = [sys.executable, "-m", "mt3", *map(str, words)]
     process = subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -280,8 +279,8 @@ def test_interrupted_workers_stop_and_the_evaluation_resumes(capsys, runs, tmp_p
     assert len(list(pieces.glob("0*.npz"))) == done < 24
     damaged = next(pieces.glob("0*.npz"))
     damaged.write_bytes(damaged.read_bytes()[:100])
-    assert run(capsys, *words, "--workers", "1")[0] == 0
-    assert run(capsys, *words[:-1], tmp_path / "whole.json", "--workers", "1")[0] == 0
+    assert run(capsys, *words)[0] == 0
+    assert run(capsys, *words[:-1], tmp_path / "whole.json")[0] == 0
     cut, whole = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("r", "whole"))
     assert cut["average"] == pytest.approx(whole["average"])
 
@@ -339,7 +338,7 @@ def test_corrupt_then_evaluate_gives_what_generated_images_give(capsys, runs, tm
     code, out, err = run(capsys, *words)
     assert code == 2
     assert "(severities [3, 5] there, [1, 2, 3, 4, 5] here)" in err
-    names = ["--corruptions", "fog", "contrast", "--severity", "3", "5", "--limit", "6", "--workers", "1"]
+    names = ["--corruptions", "fog", "contrast", "--severity", "3", "5", "--limit", "6"]
     for name, more in (("generated", []), ("read", ["--corrupted", tmp_path / "c"])):
         assert run(capsys, "evaluate", runs / "mt3", *names, *more, "--out", tmp_path / f"{name}.json")[0] == 0
     generated, read = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("generated", "read"))

@@ -138,8 +138,10 @@ def test_protocol_is_whole(result):
     assert len(protocol["model_hash"]) == 32
 
 
-def test_workers_change_nothing_but_rounding(tmp_path, digits, result):
-    evaluate(make_model(), TestImages(digits), NAMES, [3, 5], tmp_path / "r.json", limit=6, controls=True, workers=2)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_change_nothing_but_rounding(tmp_path, digits, result, threads, monkeypatch):
+    monkeypatch.setattr("mt3.adapt.count_threads", lambda model, items: threads)
+    evaluate(make_model(), TestImages(digits), NAMES, [3, 5], tmp_path / "r.json", limit=6, controls=True)
     with np.load(tmp_path / "r.npz") as file:
         assert set(file.files) == set(result[1])
         for name in file.files:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 
 import mt3
 import reference
-from mt3.checkpoint import load_checkpoint, save_checkpoint, tensors_hash
+from mt3.checkpoint import load, load_checkpoint, read_run, save_checkpoint, tensors_hash
 from mt3.config import Config, make_config
 from mt3.data import Dataset, load_digits
 from mt3.errors import InputError
@@ -464,3 +465,60 @@ def test_tensorboard_gets_the_same_numbers(tmp_path, digits):
     log = events.EventAccumulator(str(tmp_path / "tensorboard"))
     log.Reload()
     assert [e.value for e in log.Scalars("loss")] == pytest.approx([m["loss"] for m in metrics(tmp_path)], rel=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_gradient_does_not_depend_on_the_threads(digits, threads, monkeypatch):
+    config = small_config(tasks=4)
+    images = torch.from_numpy(digits.train_images).permute(0, 3, 1, 2)
+    labels = torch.from_numpy(digits.train_labels)
+    gradients = []
+    for count in (1, threads):
+        monkeypatch.setattr("mt3.train.count_threads", lambda model, items, count=count: count)
+        state = make_state(config, digits, torch.device("cpu"))
+        metrics = gradient_of_step(state, images, labels, config, 2, 40, log=True)
+        gradients.append(([p.grad for p in state.model.parameters()], metrics))
+    for a, b in zip(gradients[0][0], gradients[1][0], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+    assert gradients[0][1] == pytest.approx(gradients[1][1], rel=1e-4)
+
+
+def test_averaged_weights_are_the_moving_average(tmp_path, digits):
+    config = small_config("baseline", average=0.5, checkpoint_every=1)
+    assert config.tasks == 1
+    steps = 4
+    model = train(config, digits, tmp_path / "averaged", max_steps=steps)
+    state = make_state(replace(config, average=0.0), digits, torch.device("cpu"))
+    images = torch.from_numpy(digits.train_images).permute(0, 3, 1, 2).contiguous()
+    labels = torch.from_numpy(digits.train_labels)
+    per_epoch = len(images) // config.task_size
+    total = round(config.epochs * per_epoch)
+    want = {n: p.detach().clone() for n, p in state.model.named_parameters()}
+    for step in range(steps):
+        gradient_of_step(state, images, labels, config, step, per_epoch, log=False)
+        apply_gradient(state, config, step, total, per_epoch)
+        decay = min(0.5, (1 + step) / (10 + step))
+        want = {n: decay * want[n] + (1 - decay) * p.detach() for n, p in state.model.named_parameters()}
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p, want[name], atol=1e-6, rtol=1e-5)
+    # cut in the middle and resumed, the average goes on as well
+    train(config, digits, tmp_path / "cut", max_steps=2)
+    resumed = train(config, digits, tmp_path / "cut", max_steps=steps, resume=True)
+    for a, b in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_warm_start_comes_first_and_gives_the_weights(tmp_path, digits):
+    config = small_config(warm_method="baseline", warm_epochs=0.02, epochs=0.03)
+    train(config, digits, tmp_path / "run")
+    warm = read_run(tmp_path / "run" / "warm")
+    assert (warm["config"]["method"], warm["config"]["epochs"]) == ("baseline", 0.02)
+    assert [warm["config"][name] for name in ("depth", "width")] == [config.depth, config.width]
+    assert warm["config"]["warm_method"] is None
+    by_hand = train(replace(config, warm_method=None), digits, tmp_path / "other", init=tmp_path / "run" / "warm")
+    for a, b in zip(load(tmp_path / "run").parameters(), by_hand.parameters(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(InputError, match="warm_epochs to be above 0"):
+        small_config(warm_method="jt")
+    with pytest.raises(InputError, match="already holds a run"):
+        train(config, digits, tmp_path / "run")

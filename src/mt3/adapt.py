@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,12 @@ from torch.func import functional_call
 from mt3.augment import seeded_generator
 from mt3.errors import InputError
 from mt3.model import MT3Model, Outputs, as_float, refuse_batch_norm
+from mt3.parallel import count_threads, side_by_side
 from mt3.selfsup import Views, draw_test_views, selfsup_loss
 
 Params = dict[str, Tensor]
+Predict = Callable[[Tensor], Tensor]  # images to logits
+Result = TypeVar("Result")
 
 
 def forward(model: nn.Module, params: Params, images: Tensor) -> Outputs:
@@ -96,9 +99,8 @@ def inner_loop(
         before, views = views, draw(step)
         outputs = forward(model, phi, views.images)
         if outputs.projection is not None:
-            if target == "previous" or (
-                step == 0 and target == "meta"
-            ):  # phi gives the targets as well: one pass serves both
+            shared = target == "previous" or (step == 0 and target == "meta")
+            if shared:  # phi gives the targets as well: one pass serves both
                 z = outputs.projection.detach()
             elif views is not before:
                 with torch.no_grad():
@@ -128,6 +130,7 @@ class Comparison:
 class Adapted(NamedTuple):
     """A model adapted to one image."""
 
+    model: MT3Model  # gives the network
     params: Params  # phi
     first_views: Views
     inner: Inner
@@ -169,47 +172,55 @@ class Adapter(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits (N, classes) after adapting to each image."""
         images = check_images(images)
-        answers = [self.logits(a.params, images[i : i + 1]) for i, a in enumerate(self.adapt(images))]
+        answers = list(self.each(images, lambda adapted, predict, i: predict(images[i : i + 1])))
         return torch.cat(answers) if answers else self.model.classify.weight.new_zeros(0, self.model.num_classes)
 
     def compare(self, images: Tensor) -> Comparison:
         """Logits, self-supervised loss and gradient norm, before and after adapting to each image."""
         images = check_images(images)
         theta = self._theta()
-        rows = []
-        for i, adapted in enumerate(self.adapt(images)):
-            image = images[i : i + 1]
-            with torch.inference_mode(False), torch.no_grad():
-                outputs = forward(self.model, adapted.params, adapted.first_views.images)
-                loss_after = selfsup_loss(outputs, adapted.first_views, _projection(adapted.inner.outputs))
-            rows.append(
-                (
-                    self.logits(theta, image)[0],
-                    self.logits(adapted.params, image)[0],
-                    adapted.view_average,
-                    adapted.inner.loss,
-                    loss_after,
-                    adapted.inner.grad_norm,
-                )
-            )
+
+        def compare(adapted: Adapted, predict: Predict, i: int) -> tuple[Tensor, ...]:
+            image, views = images[i : i + 1], adapted.first_views
+            with torch.no_grad():
+                outputs = forward(adapted.model, adapted.params, views.images)
+                loss_after = selfsup_loss(outputs, views, _projection(adapted.inner.outputs))
+            before = self._logits(adapted.model, theta, image)[0]
+            loss, norm = adapted.inner.loss, adapted.inner.grad_norm
+            return before, predict(image)[0], adapted.view_average, loss, loss_after, norm
+
+        rows = list(self.each(images, compare))
         if not rows:
             raise InputError("Expected at least one image to compare, got an empty batch.")
         return Comparison(*(torch.stack(column) for column in zip(*rows, strict=True)))
 
-    def adapt(self, images: Tensor) -> Iterator[Adapted]:
-        """Adapt to one image after the other; each result may be used before the next is asked for."""
+    def each(self, images: Tensor, use: "Callable[[Adapted, Predict, int], Result]") -> Iterator[Result]:
+        """Adapt to each image and yield `use(adapted, predict, index)`; `predict(images)` gives the adapted logits.
+
+        On a CPU several images are computed at once, in threads, so `use` must not change what they share.
+        """
         images = check_images(images)
-        for image in images:
+
+        def adapt_one(model: MT3Model, index: int) -> Result:
             with torch.inference_mode(False), torch.enable_grad():
-                adapted = self._adapt_one(image.clone(memory_format=torch.contiguous_format))
-            yield adapted  # outside, so that the caller's own modes hold
+                adapted = self._adapt_one(model, images[index].clone(memory_format=torch.contiguous_format))
+                return use(adapted, lambda others: self._logits(model, adapted.params, others), index)
+
+        return side_by_side(adapt_one, self.model, range(len(images)), count_threads(self.model, len(images)))
+
+    def adapt(self, images: Tensor) -> Iterator[Adapted]:
+        """Adapt to each image and yield the adapted models."""
+        return self.each(images, lambda adapted, predict, index: adapted)
 
     def logits(self, params: Params, images: Tensor) -> Tensor:
         """Logits of images under adapted parameters."""
-        device, dtype = self.model.stem.weight.device, self.model.stem.weight.dtype
+        return self._logits(self.model, params, images)
+
+    def _logits(self, model: MT3Model, params: Params, images: Tensor) -> Tensor:
+        device, dtype = model.stem.weight.device, model.stem.weight.dtype
         with torch.inference_mode(False), torch.no_grad():
             batch = as_float(images.to(device).clone(), dtype)
-            logits: Tensor = functional_call(self.model, params, (batch,))
+            logits: Tensor = functional_call(model, params, (batch,))
         return logits
 
     def _theta(self) -> Params:
@@ -219,8 +230,7 @@ class Adapter(nn.Module):
         with torch.inference_mode(False):
             return {name: leaf(p) for name, p in self.model.named_parameters()}
 
-    def _adapt_one(self, image: Tensor) -> Adapted:
-        model = self.model
+    def _adapt_one(self, model: MT3Model, image: Tensor) -> Adapted:
         generator = image_generator(image, self.seed)
         image = as_float(image.to(model.stem.weight.device), model.stem.weight.dtype)
         drawn: list[tuple[Views, Tensor]] = []
@@ -240,7 +250,7 @@ class Adapter(nn.Module):
             view_logits = inner.outputs.logits if upright is views.images else model(upright)
             average = view_logits.softmax(1).mean(0)
         params = {name: p.detach() for name, p in inner.params.items()}
-        return Adapted(params, views, inner, average)
+        return Adapted(model, params, views, inner, average)
 
 
 def view_average(model: MT3Model, images: Tensor, seed: int = 0, views: int | None = None) -> Tensor:

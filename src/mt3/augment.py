@@ -116,17 +116,33 @@ class BatchShift:
     blur: bool
     brightness: float  # added
     noise_std: float  # of the noise, whose samples differ by pixel
+    black: tuple[float, ...] = (0.0, 0.0, 0.0)  # what 0 and 1 become in each channel, before all else
+    white: tuple[float, ...] = (1.0, 1.0, 1.0)
 
 
-def draw_shift(generator: torch.Generator, vertical_flip: bool = False) -> BatchShift:
-    """Draw B's parameters for a task; `vertical_flip` lets it flip upside down, too."""
+def draw_shift(
+    generator: torch.Generator, vertical_flip: bool = False, negative: float = 0.0, cast: float = 0.0
+) -> BatchShift:
+    """Draw B's parameters for a task.
+
+    Not in the paper: `vertical_flip` lets it flip upside down, `negative` is the probability of a negative, `cast` the
+    share by which every channel's range may shrink.
+    """
     u = torch.rand(5, generator=generator, device=generator.device).tolist()
+    black, white = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    if negative or cast:  # drawn only then, so that the paper's B keeps its stream
+        v = torch.rand(7, generator=generator, device=generator.device).tolist()
+        black, white = tuple(cast / 2 * x for x in v[:3]), tuple(1 - cast / 2 * x for x in v[3:6])
+        if v[6] < negative:
+            black, white = white, black
     return BatchShift(
         flip=u[0] < FLIP_SHARE,
         vertical_flip=vertical_flip and u[1] < FLIP_SHARE,
         blur=u[2] < BLUR_SHARE,
         brightness=BRIGHTNESS * (2 * u[3] - 1),
         noise_std=NOISE_STD * u[4],
+        black=black,
+        white=white,
     )
 
 
@@ -134,6 +150,9 @@ def apply_shift(images: Tensor, shift: BatchShift, generator: torch.Generator) -
     """Apply B; the generator only gives the noise. Values are clipped once, at the end."""
     axes = [axis for axis, flips in ((2, shift.vertical_flip), (3, shift.flip)) if flips]
     x = images.flip(axes) if axes else images
+    if (shift.black, shift.white) != ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)):
+        black, white = (x.new_tensor(v).view(1, 3, 1, 1) for v in (shift.black, shift.white))
+        x = black + (white - black) * x
     if shift.blur:
         x = _blur(x)
     noise = torch.randn(x.shape, generator=generator, device=generator.device).to(x.device, x.dtype)

@@ -76,7 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--adapt-layers", help=f"what adapts: {name_list(LAYERS)} (default: the model's)")
     evaluate.add_argument("--ablation", metavar="LABEL", help="the name of this variant in a report")
     evaluate.add_argument("--data", help="the data set, if RUN does not say")
-    evaluate.add_argument("--workers", type=_count, help="processes (default: one for each core; 1 on a GPU)")
     evaluate.add_argument("--out", type=Path, help="JSON file (default: RUN/evaluation.json)")
     _adapt_arguments(evaluate)
     _data_arguments(evaluate)
@@ -244,18 +243,13 @@ def _set_up(args: argparse.Namespace) -> Any:
     return device
 
 
-def _workers(args: argparse.Namespace, device: Any = None) -> int:
-    """The processes to use: as asked, or one for each core where they do the computing."""
+def _workers(args: argparse.Namespace) -> int:
+    """The processes to use: as asked, or one for each core."""
     from mt3.workers import count_cores
 
-    asked: int | None = getattr(args, "workers", None)
-    if asked is not None:
-        if asked < 1:
-            raise InputError("Expected at least 1 worker, got 0; give --workers 1 for a single process.")
-        return asked
-    if device is not None and (device.type != "cpu" or args.threads):
-        return 1
-    return count_cores()
+    if args.workers == 0:
+        raise InputError("Expected at least 1 worker, got 0; give --workers 1 for a single process.")
+    return args.workers or count_cores()
 
 
 def _train(args: argparse.Namespace, extra: Sequence[str]) -> None:
@@ -333,7 +327,6 @@ def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
         args.seed,
         args.controls,
         about,
-        _workers(args, device),
         adapt_layers=args.adapt_layers,
     )
     print(evaluation_summary(result))
@@ -515,7 +508,7 @@ def _demo(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.demo import IMAGES, run_demo
 
     device = _set_up(args)
-    print(run_demo(args.out, args.seed, device, _workers(args, device), args.images or IMAGES, args.max_steps))
+    print(run_demo(args.out, args.seed, device, args.images or IMAGES, args.max_steps))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -89,6 +89,8 @@ class Config:
     pad: int = 2  # pixels of zeros around x before its random crop
     flip: bool = False  # horizontal flips of x, image by image
     vertical_flip: bool = False  # B flips vertically, too
+    negative: float = 0.0  # probability that B turns a task's images into their negatives
+    cast: float = 0.0  # strength of B's colour cast: every channel's range shrinks by up to this share
 
     # what the finished model does at test time
     test_steps: int = 1
@@ -127,7 +129,7 @@ class Config:
             get_method(self.warm_method)
             if not self.warm_epochs > 0:
                 raise InputError(f"Expected warm_epochs to be above 0, got {self.warm_epochs}; or drop warm_method.")
-        for name in ("momentum", "ema_momentum", "final_lr", "average"):
+        for name in ("momentum", "ema_momentum", "final_lr", "average", "negative", "cast"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"Expected {name} between 0 and 1, got {getattr(self, name)}.")
         if any(m < 0 for m in self.milestones):

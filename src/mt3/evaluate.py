@@ -9,8 +9,7 @@ import platform
 import shutil
 import zipfile
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mt3 import corruptions
-from mt3.adapt import Adapter, view_average
+from mt3.adapt import Adapted, Adapter, Predict, view_average
 from mt3.checkpoint import tensors_hash
 from mt3.data import CorruptedSet, Dataset
 from mt3.data.dataset import check_labels
@@ -31,7 +30,6 @@ from mt3.measure import fixed_and_broken, gains, is_correct, measure
 from mt3.model import MT3Model
 from mt3.progress import Progress
 from mt3.version import __version__
-from mt3.workers import run
 
 PIECE = 50  # images whose results are kept together; an interruption loses at most this many
 CLEAN = ("clean", 0)
@@ -72,15 +70,6 @@ class TestImages:
         if self.corrupted is not None:
             return {"kind": "directory", "name": self.corrupted.directory.resolve().name}
         return {"kind": "generated", "version": __version__, "seed": self.seed}
-
-    def for_testing(self) -> "TestImages":
-        """The same without the training images, for sending to other processes."""
-        if self.dataset is None:
-            return self
-        nothing = self.dataset.train_images[:0]
-        return replace(
-            self, dataset=replace(self.dataset, train_images=nothing, train_labels=self.dataset.train_labels[:0])
-        )
 
     def take(self, source: Source, start: int, stop: int) -> NDArray[np.uint8]:
         """Images start..stop-1 (N, 32, 32, 3) under a corruption and severity, or clean."""
@@ -159,18 +148,14 @@ def evaluate(
     seed: int = 0,
     controls: bool = False,
     about: dict[str, Any] | None = None,
-    workers: int = 1,
     adapt_layers: str | None = None,
 ) -> dict[str, Any]:
     """Evaluate the model before and after adapting; write `out` (JSON) and the probabilities beside it (NPZ).
 
-    What was evaluated before an interruption, under the same protocol, is not evaluated again. `workers` processes
-    of one CPU thread each share the work.
+    What was evaluated before an interruption, under the same protocol, is not evaluated again.
     """
     if out.suffix != ".json":
         raise InputError(f"Expected a name ending in .json for the results, got {out}; the NPZ goes beside it.")
-    if workers > 1 and model.stem.weight.device.type != "cpu":
-        raise InputError("Worker processes are for the CPU; on another device use --workers 1.")
     model.eval()
     check_labels(images.labels, model.num_classes, "The test split")
     if model.selfsup == "none" and any(value is not None for value in (steps, lr, adapt_layers)):
@@ -187,14 +172,11 @@ def evaluate(
     bounds = list(_bounds(protocol["images"]))
     todo = [(source, start, stop) for start, stop in bounds for source in everything]
     missing = [piece for piece in todo if not _is_whole(_piece_path(pieces, *piece[:2]), piece, model.num_classes)]
-    job = _Job(model, adapter, images.for_testing(), sources, controls, seed, views, pieces)
+    job = _Job(model, adapter, images, sources, controls, seed, views, pieces)
     done = sum(stop - start for _, start, stop in todo) - sum(stop - start for _, start, stop in missing)
-    with (
-        Progress("evaluate", protocol["images"] * len(everything), "images", done) as progress,
-        closing(run(_evaluate_piece, job, missing, min(workers, len(missing)), _one_thread)) as counts,
-    ):
-        for count in counts:
-            progress.advance(count)
+    with Progress("evaluate", protocol["images"] * len(everything), "images", done) as progress:
+        for piece in missing:
+            progress.advance(_evaluate_piece(job, piece))
     rows = _collect(pieces, everything, bounds, controls, sources)
     labels = images.labels[: protocol["images"]]
     result = summarise(protocol, rows, labels)
@@ -238,10 +220,6 @@ class _Job(NamedTuple):
 
 
 Piece = tuple[Source, int, int]  # source, first image, one past the last
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def _piece_path(pieces: Path, source: Source, start: int) -> Path:
@@ -291,10 +269,14 @@ def _predict_piece(job: _Job, source: Source, start: int, stop: int) -> Results:
         wanted.append(("same_corruption", batch, 1))
     for row in ("view_average", *(row for row, _, _ in wanted)):
         results[row] = np.zeros((count, model.num_classes), np.float32)
-    for i, adapted in enumerate(adapter.adapt(batch)):
-        results["view_average"][i] = adapted.view_average.float().cpu().numpy()
+
+    def use(adapted: Adapted, predict: Predict, i: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         stack = torch.stack([pictures[i - distance] for _, pictures, distance in wanted])
-        for (row, _, distance), p in zip(wanted, _probabilities(adapter.logits(adapted.params, stack)), strict=True):
+        return adapted.view_average.float().cpu().numpy(), _probabilities(predict(stack))
+
+    for i, (average, answers) in enumerate(adapter.each(batch, use)):
+        results["view_average"][i] = average
+        for (row, _, distance), p in zip(wanted, answers, strict=True):
             results[row][i - distance] = p
     return results
 

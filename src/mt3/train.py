@@ -87,7 +87,7 @@ def draw_task(images: Tensor, labels: Tensor, config: Config, generator: torch.G
     parts = [x, make_views(raw, generator, config.crop_max)] if config.selfsup == "byol" else [x]
     batch = torch.cat(parts)
     if config.batch_aug:
-        batch = apply_shift(batch, draw_shift(generator, config.vertical_flip), generator)
+        batch = apply_shift(batch, draw_shift(generator, config.vertical_flip, config.negative, config.cast), generator)
     x, rest = batch[: len(raw)], batch[len(raw) :]
     if config.selfsup == "byol":
         return Task(x, labels, Views(rest))

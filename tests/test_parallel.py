@@ -1,0 +1,99 @@
+"""Threads change the speed and nothing else."""
+
+import threading
+import time
+
+import pytest
+import torch
+from torch.func import functional_call
+
+import mt3
+from mt3.parallel import count_threads, shell, side_by_side
+
+
+def make_model():
+    return mt3.MT3Model(10, depth=8, width=4, groups=2, hidden=16, projection=8, adapt_views=4)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_results_come_in_order_and_few_are_computed_ahead(threads):
+    begun = []
+
+    def work(model, item):
+        begun.append(item)
+        time.sleep(0.02 * (item % 3))  # later ones may finish first
+        return item**2
+
+    taken = []
+    for result in side_by_side(work, make_model(), iter(range(20)), threads):
+        taken.append(result)
+        time.sleep(0.005)
+        assert len(begun) <= len(taken) + threads
+    assert taken == [i**2 for i in range(20)]
+
+
+def test_functional_calls_of_threads_do_not_meet():
+    """Each piece swaps the class layer for its own and must see that one, though all run at once."""
+    torch.manual_seed(0)
+    model = make_model()
+    image = torch.rand(1, 3, 32, 32)
+    weights = [torch.randn(10, 16) for _ in range(12)]
+    barrier = threading.Barrier(2, timeout=20)
+
+    def work(model, weight):
+        with torch.no_grad():
+            if threading.current_thread() is not threading.main_thread():
+                barrier.wait()
+            return functional_call(model, {"classify.weight": weight}, (image,))
+
+    alone = list(side_by_side(work, model, weights, 1))
+    together = list(side_by_side(work, model, weights, 2))
+    for a, b in zip(alone, together, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+
+
+def test_a_shell_shares_the_parameters():
+    model = make_model()
+    copy = shell(model)
+    assert all(a is b for a, b in zip(model.parameters(), copy.parameters(), strict=True))
+    assert copy.stem is not model.stem
+
+
+def test_an_error_in_a_thread_reaches_the_caller_and_ends_the_others():
+    done = []
+
+    def work(model, item):
+        if item == 2:
+            raise ValueError("item 2")
+        done.append(item)
+        return item
+
+    with pytest.raises(ValueError, match="item 2"):
+        list(side_by_side(work, make_model(), range(100), 2))
+    assert len(done) < 10
+    assert threading.active_count() < 10
+
+
+def test_threads_are_the_cores_that_torch_may_use():
+    model = make_model()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert [count_threads(model, items) for items in (0, 1, 2, 8)] == [1, 1, 2, 3]
+        list(side_by_side(lambda model, item: torch.get_num_threads(), model, range(2), 2))
+        assert torch.get_num_threads() == 3  # the caller keeps its own
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_adapting_and_meta_gradients_do_not_depend_on_the_threads(monkeypatch):
+    torch.manual_seed(0)
+    model, images = make_model(), torch.rand(5, 3, 32, 32)
+    answers = []
+    for threads in (1, 4):
+        monkeypatch.setattr("mt3.adapt.count_threads", lambda model, items, threads=threads: threads)
+        adapter = mt3.Adapter(model)
+        comparison = adapter.compare(images)
+        answers.append([adapter(images), comparison.after, comparison.loss_after, comparison.grad_norm])
+    for a, b in zip(*answers, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
