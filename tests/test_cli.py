@@ -401,3 +401,31 @@ def test_progress_is_plain_when_not_a_terminal(tmp_path):
     assert "\r" not in done.stderr
     assert "train baseline: 3/3 steps," in done.stderr
     assert "steps/s, took" in done.stderr
+
+
+def test_what_the_system_refuses_is_one_sentence(capsys, tmp_path):
+    name = "a" * 300  # longer than a file's name may be
+    for words in (["--out", name], ["--data", "cifar10", "--data-dir", name, "--out", tmp_path / "c"]):
+        code, out, err = run(capsys, "corrupt", "--corruptions", "contrast", "--limit", "2", *words)
+        assert (code, out) == (2, "")
+        assert len(err.splitlines()) == 1
+        assert "Traceback" not in err
+    assert run(capsys, "corrupt", "--out", "")[0] == 2
+    (tmp_path / "file").touch()
+    words = ["bench", "corruptions", "--rounds", "1", "--images", "4", "--json", tmp_path / "file" / "x.json"]
+    code, out, err = run(capsys, *words)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)  # before it measures
+    words = ["corrupt", "--preview", tmp_path / "p.png", "--corruptions", "contrast", "--out", tmp_path / "c"]
+    assert run(capsys, *words, "--limit", "0")[:2] == (2, "")
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_a_full_disk_under_the_output_is_said(tmp_path):
+    words = ["corrupt", "--out", tmp_path / "c", "--corruptions", "contrast", "--limit", "2", "--workers", "1"]
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "mt3", *map(str, words)], stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert b"No space left" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -886,3 +886,9 @@ def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
     for kind in (np.int64, np.uint8):
         given = apply(images, "gaussian_noise", kind(4), seed=kind(2), first_index=kind(3))
         np.testing.assert_array_equal(given, wanted)
+
+
+def test_a_small_numpy_integer_does_not_overflow() -> None:
+    images = natural(6)
+    whole = apply(images, "gaussian_noise", 3, seed=0, first_index=253)
+    np.testing.assert_array_equal(whole, apply(images, "gaussian_noise", np.uint8(3), np.uint8(0), np.uint8(253)))

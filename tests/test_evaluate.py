@@ -11,6 +11,7 @@ import mt3
 from mt3 import corruptions
 from mt3.adapt import Adapter, image_generator
 from mt3.augment import apply_views, draw_views
+from mt3.corruptions.write import write_corrupted
 from mt3.data import Dataset, load_digits, open_corrupted
 from mt3.errors import InputError
 from mt3.evaluate import TestImages, _bounds, evaluate, make_protocol
@@ -246,3 +247,16 @@ def test_limits_are_checked(tmp_path, digits):
         evaluate(make_model(), TestImages(digits), ["contrast"], [5], tmp_path / "x.json", limit=0)
     with pytest.raises(InputError, match="neither"):
         TestImages(None)
+
+
+def test_another_directory_of_the_same_name_is_another_protocol(tmp_path, digits):
+    """Images are known by their bytes: an old result never stands for other images."""
+    model, out = make_model(), tmp_path / "r.json"
+    for seed in (0, 1):
+        write_corrupted(digits, tmp_path / str(seed) / "c", ("gaussian_noise",), [5], limit=4, seed=seed)
+    first = TestImages(digits, open_corrupted(tmp_path / "0" / "c"))
+    protocol = evaluate(model, first, ["gaussian_noise"], [5], out)["protocol"]
+    assert evaluate(model, first, ["gaussian_noise"], [5], out)["protocol"] == protocol
+    other = TestImages(digits, open_corrupted(tmp_path / "1" / "c"))
+    with pytest.raises(InputError, match="another protocol"):
+        evaluate(model, other, ["gaussian_noise"], [5], out)

@@ -336,3 +336,27 @@ def _has_torch(job: str, piece: int) -> tuple[str, int, bool]:
 def test_workers_answer_in_order_and_need_no_torch():
     answers = list(run(_has_torch, "job", range(20), 2))
     assert answers == [("job", piece, False) for piece in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seed": -1}, "Expected a seed of at least 0, got -1"),
+        ({"seed": True}, "Expected a seed of at least 0, got True"),
+        ({"limit": 2.5}, "Expected a limit of at least 0, got 2.5"),
+        ({"severities": [True]}, "Expected severities from 1 to 5, got True"),
+        ({"severities": [1.0]}, "Expected severities from 1 to 5, got 1.0"),
+    ],
+)
+def test_what_is_refused_leaves_nothing(tmp_path, arguments, message):
+    with pytest.raises(InputError, match=message):
+        write_corrupted(load_digits(), tmp_path / "c", ("contrast",), **arguments)
+    assert not (tmp_path / "c").exists()
+
+
+def test_numpy_integers_and_a_path_as_text_will_do(tmp_path):
+    digits = load_digits()
+    write_corrupted(digits, tmp_path / "a", ("gaussian_noise",), [2, 5], limit=3, seed=1)
+    write_corrupted(digits, str(tmp_path / "b"), ("gaussian_noise",), np.array([5, 2]), np.int64(3), np.uint8(1))
+    for name in ("gaussian_noise.npy", "protocol.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()

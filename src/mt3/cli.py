@@ -16,7 +16,7 @@ from mt3.ablations import ABLATIONS, resolve_ablations
 from mt3.config import CHOICES, FIELDS, make_config, preset_names
 from mt3.data.dataset import DATASETS
 from mt3.errors import InputError, name_list
-from mt3.files import write_json
+from mt3.files import check_can_write, write_json
 from mt3.method import LAYERS, METHODS, get_method
 from mt3.version import __version__
 
@@ -52,18 +52,18 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--preset", help=f"one of {name_list(preset_names())} (default: demo for the digits, paper for CIFAR)"
     )
-    train.add_argument("--out", type=Path, required=True, help="the run's directory")
+    train.add_argument("--out", type=_path, required=True, help="the run's directory")
     train.add_argument("--seed", type=_count, default=0)
     train.add_argument("--max-steps", type=_count, help="stop after this many steps; --resume goes on later")
     train.add_argument("--resume", action="store_true", help="continue the run in --out, or start it if there is none")
-    train.add_argument("--init", type=Path, metavar="RUN", help="start from this run's weights")
+    train.add_argument("--init", type=_path, metavar="RUN", help="start from this run's weights")
     train.add_argument("--tensorboard", action="store_true", help="also log for TensorBoard (an extra)")
     _data_arguments(train)
     _compute_arguments(train)
     train.set_defaults(run=_train)
 
     evaluate = commands.add_parser("evaluate", help="accuracy under corruption, before and after adapting")
-    evaluate.add_argument("model", type=Path, metavar="RUN", help="a run or a saved model")
+    evaluate.add_argument("model", type=_path, metavar="RUN", help="a run or a saved model")
     evaluate.add_argument(
         "--corruptions", nargs="+", action="extend", help="names, or: all (the paper's; default), held-out, every, none"
     )
@@ -71,20 +71,20 @@ def _parser() -> argparse.ArgumentParser:
         "--severity", type=_count, nargs="+", action="extend", help="1 to 5 (default: 5); several give all of them"
     )
     evaluate.add_argument("--limit", type=_count, help="only this many images of the test split")
-    evaluate.add_argument("--corrupted", type=Path, metavar="DIR", help="images in the published -C layout")
+    evaluate.add_argument("--corrupted", type=_path, metavar="DIR", help="images in the published -C layout")
     evaluate.add_argument("--controls", action="store_true", help="also adapt on other images, to split the gain")
     evaluate.add_argument("--adapt-layers", help=f"what adapts: {name_list(LAYERS)} (default: the model's)")
     evaluate.add_argument("--ablation", metavar="LABEL", help="the name of this variant in a report")
     evaluate.add_argument("--data", help="the data set, if RUN does not say")
-    evaluate.add_argument("--out", type=Path, help="JSON file (default: RUN/evaluation.json)")
+    evaluate.add_argument("--out", type=_path, help="JSON file (default: RUN/evaluation.json)")
     _adapt_arguments(evaluate)
     _data_arguments(evaluate)
     _compute_arguments(evaluate)
     evaluate.set_defaults(run=_evaluate)
 
     predict = commands.add_parser("predict", help="class and probability of image files, before and after adapting")
-    predict.add_argument("model", type=Path, metavar="RUN", help="a run or a saved model")
-    predict.add_argument("images", type=Path, nargs="+", metavar="IMAGE")
+    predict.add_argument("model", type=_path, metavar="RUN", help="a run or a saved model")
+    predict.add_argument("images", type=_path, nargs="+", metavar="IMAGE")
     predict.add_argument("--json", action="store_true", help="print JSON")
     _adapt_arguments(predict)
     _compute_arguments(predict)
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
     corrupt = commands.add_parser("corrupt", help="write corrupted test images in the published -C layout")
     corrupt.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
-    corrupt.add_argument("--out", type=Path, metavar="DIR", help="the directory to write; whole files in it are kept")
+    corrupt.add_argument("--out", type=_path, metavar="DIR", help="the directory to write; whole files in it are kept")
     corrupt.add_argument(
         "--corruptions", nargs="+", action="extend", help="names, or: all (the paper's), held-out, every (default)"
     )
@@ -100,7 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     corrupt.add_argument("--limit", type=_count, help="only this many images of the test split")
     corrupt.add_argument("--seed", type=_count, default=0)
     corrupt.add_argument("--workers", type=_count, help="processes (default: one for each core)")
-    corrupt.add_argument("--preview", type=Path, metavar="FILE", help="draw one image under all of them (.png or .pdf)")
+    corrupt.add_argument(
+        "--preview", type=_path, metavar="FILE", help="draw one image under all of them (.png or .pdf)"
+    )
     corrupt.add_argument("--image", type=_count, default=0, metavar="INDEX", help="which test image to draw")
     _data_arguments(corrupt)
     corrupt.set_defaults(run=_corrupt)
@@ -113,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     of_corruptions.add_argument("--images", type=_count, default=128, help="test images in a call (default: 128)")
     of_corruptions.add_argument("--severity", type=_count, default=5, help="1 to 5 (default: 5)")
     of_corruptions.add_argument("--rounds", type=_count, default=5, help="over all corruptions (default: 5)")
-    of_corruptions.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
+    of_corruptions.add_argument("--json", type=_path, metavar="FILE", help="also write the numbers there")
     _data_arguments(of_corruptions)
     of_corruptions.set_defaults(run=_bench_corruptions)
 
@@ -130,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         "--preset", help=f"one of {name_list(preset_names())} (default: demo for the digits, paper for CIFAR)"
     )
     reproduce.add_argument("--seeds", type=_count, default=3, help="how many, from 0 on (default: 3)")
-    reproduce.add_argument("--out", type=Path, metavar="DIR", help="the directory (default: runs/PRESET-DATA)")
+    reproduce.add_argument("--out", type=_path, metavar="DIR", help="the directory (default: runs/PRESET-DATA)")
     reproduce.add_argument(
         "--methods", nargs="+", action="extend", help=f"of {name_list(METHODS)} (default: those of the paper's table)"
     )
@@ -139,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     reproduce.add_argument("--corruptions", nargs="+", action="extend", help="as of `mt3 evaluate`")
     reproduce.add_argument("--severity", type=_count, nargs="+", action="extend", help="1 to 5 (default: 5)")
-    reproduce.add_argument("--corrupted", type=Path, metavar="CDIR", help="images in the published -C layout")
+    reproduce.add_argument("--corrupted", type=_path, metavar="CDIR", help="images in the published -C layout")
     reproduce.add_argument("--limit", type=_count, help="test images (default: 100 digits, all of CIFAR)")
     reproduce.add_argument(
         "--sweep-limit", type=_count, help="test images for sweeps (default: 50 digits, else --limit)"
@@ -151,14 +153,14 @@ def _parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser("report", help="tables and figures from evaluations and training curves")
     report.add_argument(
-        "results", type=Path, nargs="*", metavar="DIR", help="directories or files, searched for results"
+        "results", type=_path, nargs="*", metavar="DIR", help="directories or files, searched for results"
     )
-    report.add_argument("--out", type=Path, help="directory (default: report, inside the first DIR)")
+    report.add_argument("--out", type=_path, help="directory (default: report, inside the first DIR)")
     report.add_argument("--published", action="store_true", help="the paper's numbers beside them; without DIR, alone")
     report.set_defaults(run=_report)
 
     demo = commands.add_parser("demo", help="train and evaluate on the embedded digits, in minutes")
-    demo.add_argument("--out", type=Path, default=Path("runs/demo"))
+    demo.add_argument("--out", type=_path, default=Path("runs/demo"))
     demo.add_argument("--seed", type=_count, default=0)
     demo.add_argument("--images", type=_count, help="held-out images under each corruption (default: the demo's)")
     demo.add_argument("--max-steps", type=_count, help="of each training, for a quick look")
@@ -179,8 +181,14 @@ def _field_help() -> str:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or len(text) > 9:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, got '{text}'")
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 999999999, got '{text}'")
     return int(text)
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got an empty one")
+    return Path(text)
 
 
 def _rate(text: str) -> float:
@@ -194,7 +202,7 @@ def _rate(text: str) -> float:
 
 
 def _data_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data-dir", type=Path, help="where CIFAR lies (default: data)")
+    parser.add_argument("--data-dir", type=_path, help="where CIFAR lies (default: data)")
     parser.add_argument("--download", action="store_true", help="fetch CIFAR from its home page first, if needed")
 
 
@@ -403,12 +411,27 @@ def _corrupt(args: argparse.Namespace, extra: Sequence[str]) -> None:
     workers = _workers(args)
     dataset = load_dataset(args.data, args.data_dir, args.download)
     if args.preview is not None:
-        _preview(args, dataset, names, severities)
-        print(f"wrote {args.preview}")
+        _check_preview(args, dataset)
     if args.out is not None:
         written = write_corrupted(dataset, args.out, names, severities, args.limit, args.seed, workers)
         kept = f"; {len(names) - len(written)} of {len(names)} were there" if len(written) < len(names) else ""
         print(f"{args.out}: {args.data} under {name_list(names)} at severities {name_list(severities)}{kept}")
+
+    if args.preview is not None:
+        _preview(args, dataset, names, severities)
+        print(f"wrote {args.preview}")
+
+
+def _check_preview(args: argparse.Namespace, dataset: "Dataset") -> None:
+    """Refuse what cannot be drawn, before the images are written."""
+    from mt3.figures import check_figure, import_pyplot
+
+    check_figure(args.preview)
+    check_can_write(args.preview)
+    import_pyplot()
+    count = len(dataset.test_images)
+    if args.image >= count:
+        raise InputError(f"Expected an --image from 0 to {count - 1}, got {args.image}; choose one of these.")
 
 
 def _preview(args: argparse.Namespace, dataset: "Dataset", names: Sequence[str], severities: Sequence[int]) -> None:
@@ -418,9 +441,6 @@ def _preview(args: argparse.Namespace, dataset: "Dataset", names: Sequence[str],
     from mt3.corruptions import apply
     from mt3.figures import draw_corruptions
 
-    count = len(dataset.test_images)
-    if args.image >= count:
-        raise InputError(f"Expected an --image from 0 to {count - 1}, got {args.image}; choose one of these.")
     image = dataset.test_images[args.image : args.image + 1]
     corrupted = {
         name: np.concatenate([apply(image, name, severity, args.seed, args.image) for severity in severities])
@@ -438,6 +458,8 @@ def _bench_corruptions(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.bench import bench_corruptions, corruptions_summary
     from mt3.data import load_dataset
 
+    if args.json is not None:
+        check_can_write(args.json)
     result = bench_corruptions(
         load_dataset(args.data, args.data_dir, args.download), args.images, args.severity, args.rounds
     )
@@ -518,6 +540,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if extra and args.command not in ("train", "reproduce"):
             raise InputError(f"Unexpected argument '{extra[0]}'; see `mt3 {args.command} --help`.")
         args.run(args, extra)
+        sys.stdout.flush()  # a full disk under it is said below
         return 0
     except InputError as error:
         print(f"mt3: {error}", file=sys.stderr)
@@ -528,3 +551,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+    except OSError as error:  # a path that cannot be entered or is too long, a full disk under the output
+        where = f"{error.filename}: " if error.filename else ""
+        print(
+            f"mt3: {where}{error.strerror or error}; check the path, what you may do there, and its space.",
+            file=sys.stderr,
+        )
+        return 2

@@ -5,6 +5,7 @@ The controls cost no further adaptation: the model adapted to an image also pred
 same corruption and, adapted to the clean image, under every corruption.
 """
 
+import hashlib
 import platform
 import shutil
 import zipfile
@@ -64,12 +65,14 @@ class TestImages:
     def labels(self) -> NDArray[np.int64]:
         return self.corrupted.labels if self.corrupted is not None else self._clean.test_labels
 
-    @property
-    def origin(self) -> dict[str, Any]:
-        """Where the corrupted images come from, for the protocol."""
-        if self.corrupted is not None:
-            return {"kind": "directory", "name": self.corrupted.directory.resolve().name}
-        return {"kind": "generated", "version": __version__, "seed": self.seed}
+    def origin(self, sources: list[Source], count: int) -> dict[str, Any]:
+        """Where the corrupted images come from, for the protocol; those of a directory are known by their bytes."""
+        if self.corrupted is None:
+            return {"kind": "generated", "version": __version__, "seed": self.seed}
+        digest = hashlib.blake2b(digest_size=16)
+        for source in sources:
+            digest.update(np.ascontiguousarray(self.corrupted.images_of(*source)[:count]).data)
+        return {"kind": "directory", "name": self.corrupted.directory.resolve().name, "hash": digest.hexdigest()}
 
     def take(self, source: Source, start: int, stop: int) -> NDArray[np.uint8]:
         """Images start..stop-1 (N, 32, 32, 3) under a corruption and severity, or clean."""
@@ -107,7 +110,7 @@ def make_protocol(
         raise InputError("Controls adapt on another image, so they need at least 2 images; raise --limit.")
     return about | {
         "split": "test",
-        "source": images.origin,
+        "source": images.origin(sources, count),
         "corruptions": list(dict.fromkeys(name for name, _ in sources)),
         "severities": sorted({severity for _, severity in sources}),
         "images": count,

@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,19 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_can_write(path: str | Path) -> None:
+    """Refuse a file that cannot be written, before the work whose result it is to hold."""
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"Cannot write {path}: it is a directory; give the name of a file.")
+    with suppress(_Discard), atomic_path(path):
+        raise _Discard
+
+
+class _Discard(Exception):  # noqa: N818
+    pass
 
 
 def remove_leftovers(path: str | Path) -> None:

@@ -31,7 +31,7 @@ class GroupNorm(nn.GroupNorm):
     """`nn.GroupNorm` of images, twice differentiable in few passes."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Norm.apply(x, self.weight, self.bias, self.num_groups, self.eps)[0]  # type: ignore[no-untyped-call]
+        y: Tensor = _Norm.apply(x, self.weight, self.bias, self.num_groups, self.eps)  # type: ignore[no-untyped-call]
         return y
 
 
@@ -61,17 +61,11 @@ def _convolve_backward(
 
 
 class _Convolution(Function):
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Grad, layout: Layout) -> Tensor:
-        return _convolve(x.contiguous(memory_format=LAST), weight, bias, layout)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, bias, ctx.layout = inputs
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Grad, layout: Layout) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.with_bias = bias is not None
+        ctx.layout, ctx.with_bias = layout, bias is not None
+        return _convolve(x.contiguous(memory_format=LAST), weight, bias, layout)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Grad, Grad, Grad, None]:
@@ -81,20 +75,15 @@ class _Convolution(Function):
 
 
 class _ConvolutionBackward(Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(
-        g: Tensor, x: Tensor, weight: Tensor, layout: Layout, wanted: tuple[bool, bool, bool]
+        ctx: Any, g: Tensor, x: Tensor, weight: Tensor, layout: Layout, wanted: tuple[bool, bool, bool]
     ) -> tuple[Grad, Grad, Grad]:
+        ctx.save_for_backward(g, x, weight)
+        ctx.layout = layout
+        ctx.set_materialize_grads(False)
         g, x = g.contiguous(memory_format=LAST), x.contiguous(memory_format=LAST)
         return _convolve_backward(g, x, weight, layout, wanted)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Grad, Grad, Grad]) -> None:
-        g, x, weight, ctx.layout, _ = inputs
-        ctx.save_for_backward(g, x, weight)
-        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, to_x: Grad, to_weight: Grad, to_bias: Grad) -> tuple[Grad, Grad, Grad, None, None]:
@@ -121,46 +110,34 @@ class _ConvolutionBackward(Function):
 
 
 class _Norm(Function):
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
         n, c, h, w = x.shape
-        y, mean, rstd = torch.native_group_norm(
-            x.contiguous(memory_format=LAST), weight, bias, n, c, h * w, groups, eps
-        )
-        return y, mean, rstd
+        last = x.contiguous(memory_format=LAST)
+        y, mean, rstd = torch.native_group_norm(last, weight, bias, n, c, h * w, groups, eps)
+        ctx.save_for_backward(x, weight, mean, rstd)
+        ctx.groups = groups
+        return y
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        x, weight, _, ctx.groups, _ = inputs
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(x, weight, *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor, *_: Grad) -> tuple[Grad, Grad, Grad, None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Grad, Grad, Grad, None, None]:
         x, weight, mean, rstd = ctx.saved_tensors
         return *_NormBackward.apply(g, x, weight, mean, rstd, ctx.groups), None, None  # type: ignore[no-untyped-call]
 
 
 class _NormBackward(Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(
-        g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, groups: int
+        ctx: Any, g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, groups: int
     ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(g, x, weight, mean, rstd)
+        ctx.groups = groups
         n, c, h, w = x.shape
         g, x = g.contiguous(memory_format=LAST), x.contiguous(memory_format=LAST)
         gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_group_norm_backward(
             g, x, mean, rstd, weight, n, c, h * w, groups, [True, True, True]
         )
         return gradients
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        *tensors, ctx.groups = inputs
-        ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor, to_weight: Tensor, to_bias: Tensor) -> tuple[Grad, ...]:

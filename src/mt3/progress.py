@@ -23,8 +23,8 @@ class Progress:
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self._show(final=True)
+    def __exit__(self, kind: object, *rest: object) -> None:
+        self._show(note="" if kind is None else "not finished", final=True)
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         """Count `amount` more; `note` is shown after the estimate."""

@@ -142,6 +142,7 @@ def apply(images: Bytes, name: str, severity: int = 5, seed: int = 0, first_inde
     corruption = _find(name)
     images = np.asarray(images)
     _check(images, severity, seed, first_index)
+    severity, seed, first_index = int(severity), int(seed), int(first_index)  # a small NumPy integer would overflow
     corrupted = np.empty(images.shape, dtype=np.uint8)
     for start in range(0, len(images), CHUNK):
         part = images[start : start + CHUNK]
@@ -167,15 +168,22 @@ def _check(images: Bytes, severity: int, seed: int, first_index: int) -> None:
             f"Expected images of shape (N, {SIZE}, {SIZE}, 3), got {images.shape}: "
             "put the channels last, and a single image into a batch with image[None]."
         )
-    if not _is_whole(severity) or severity not in range(1, 6):
+    if not is_whole(severity) or severity not in range(1, 6):
         raise InputError(f"Expected a severity from 1 to 5, got {severity}: choose a whole number in this range.")
     for what, number in (("seed", seed), ("first index", first_index)):
-        if not _is_whole(number) or number < 0:
-            raise InputError(f"Expected a {what} of at least 0, got {number}: choose a whole number from 0 on.")
+        check_from_zero(what, number)
 
 
-def _is_whole(number: object) -> bool:
-    return isinstance(number, int | np.integer)
+def is_whole(number: object) -> bool:
+    """Whether this is a whole number, Python's or NumPy's; a truth value is not."""
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
+
+
+def check_from_zero(what: str, number: object) -> int:
+    """Require a whole number from 0 on, and give it as Python's."""
+    if not is_whole(number) or int(number) < 0:  # type: ignore[call-overload]
+        raise InputError(f"Expected a {what} of at least 0, got {number}: choose a whole number from 0 on.")
+    return int(number)  # type: ignore[call-overload, no-any-return]
 
 
 def _generator(seed: int, name: str, severity: int, index: int) -> np.random.Generator:

@@ -19,7 +19,7 @@ import scipy
 from PIL import features
 
 from mt3.corruptions.pixels import SIZE, Bytes
-from mt3.corruptions.registry import apply, available, resolve
+from mt3.corruptions.registry import apply, available, check_from_zero, is_whole, resolve
 from mt3.data.dataset import Dataset
 from mt3.errors import InputError, name_list
 from mt3.files import atomic_path, only_writer, read_json, remove_leftovers, write_json
@@ -35,7 +35,7 @@ PIECE = 128  # images that a process corrupts at a time: 0.4 MB
 
 def write_corrupted(
     dataset: Dataset,
-    out: Path,
+    out: str | Path,
     names: Sequence[str] = ("every",),
     severities: Sequence[int] = SEVERITIES,
     limit: int | None = None,
@@ -47,7 +47,7 @@ def write_corrupted(
     `mt3.data.open_corrupted` reads the directory. A whole file made under the same protocol is kept, so a run that was
     cut short goes on where it stopped, and other corruptions can be added; under another protocol `out` is refused.
     """
-    names = resolve(names)
+    names, out, seed = resolve(names), Path(out), check_from_zero("seed", seed)
     protocol = make_protocol(dataset, severities, limit, seed)
     _make_directory(out)
     with only_writer(out):
@@ -69,7 +69,8 @@ def write_corrupted(
 
 def make_protocol(dataset: Dataset, severities: Sequence[int], limit: int | None, seed: int) -> dict[str, Any]:
     """Everything that the bytes of a file depend on, besides its name."""
-    count = len(dataset.test_images) if limit is None else min(limit, len(dataset.test_images))
+    whole = len(dataset.test_images)
+    count = whole if limit is None else min(check_from_zero("limit", limit), whole)
     if count < 1:
         raise InputError(f"Expected at least one image to corrupt, got a limit of {limit}; raise --limit.")
     digest = hashlib.blake2b(np.ascontiguousarray(dataset.test_images).data, digest_size=16)
@@ -88,8 +89,8 @@ def make_protocol(dataset: Dataset, severities: Sequence[int], limit: int | None
 
 def check_severities(severities: Sequence[int]) -> list[int]:
     """The severities in rising order, each once."""
-    rising = sorted(set(severities))
-    if not rising or not set(rising) <= set(SEVERITIES):
+    rising = sorted({int(s) for s in severities if is_whole(s)})
+    if not rising or not set(rising) <= set(SEVERITIES) or not all(map(is_whole, severities)):
         raise InputError(f"Expected severities from 1 to 5, got {name_list(severities) or 'none'}; choose among these.")
     return rising
 
