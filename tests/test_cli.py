@@ -106,6 +106,22 @@ def test_predict_says_what_it_converted(capsys, runs, tmp_path):
     assert "after adapting" in out
 
 
+def test_evaluate_names_a_variant(capsys, runs, tmp_path):
+    def label(name: str, *more: str) -> tuple[str | None, str]:
+        words = ["--corruptions", "none", "--limit", "2", "--out", tmp_path / f"{name}.json"]
+        assert run(capsys, "evaluate", runs / "mt3", *words, *more)[0] == 0
+        protocol = json.loads((tmp_path / f"{name}.json").read_text())["protocol"]
+        return protocol.get("ablation"), protocol["adapt_layers"]
+
+    assert label("a") == (None, "all")
+    assert label("b", "--adapt-layers", "all") == (None, "all")
+    assert label("c", "--adapt-layers", "norm") == ("adapt_layers=norm when evaluated", "norm")
+    assert label("d", "--adapt-layers", "last", "--ablation", "late layers") == ("late layers", "last")
+    code, _, err = run(capsys, "evaluate", runs / "baseline", "--adapt-layers", "norm", "--out", tmp_path / "e.json")
+    assert code == 2
+    assert "nothing to adapt with; drop --steps, --lr and --adapt-layers" in err
+
+
 def test_evaluate_reads_a_published_directory(capsys, runs, tmp_path):
     digits = load_digits()
     folder = tmp_path / "digits-c"

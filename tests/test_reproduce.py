@@ -20,6 +20,7 @@ from mt3.config import make_config
 from mt3.data import Dataset, load_digits
 from mt3.errors import InputError
 from mt3.evaluate import TestImages
+from mt3.progress import duration
 from mt3.published import published_table
 from mt3.reproduce import Part, Study, paper_methods, plan_text, reproduce, time_step
 from mt3.results import collect
@@ -154,6 +155,11 @@ def test_the_plan_in_words(tmp_path, digits):
         "",
         "1 of 3 parts are done; the others take about 1 min 45 s on this machine.",
     ]
+
+
+def test_long_times_are_in_days():
+    spans = [round(h * 3600) for h in (0.5, 2.25, 47.99, 48, 3549)]
+    assert [duration(s) for s in spans] == ["30 min 00 s", "2 h 15 min", "47 h 59 min", "2 days 0 h", "147 days 21 h"]
 
 
 def test_the_estimate_counts_steps_images_and_a_shared_warm_start(tmp_path, digits, capsys, monkeypatch):

@@ -154,3 +154,24 @@ def test_short_trainings_are_shown_in_twentieths(tmp_path):
     curve = read_curves(collect([tmp_path]).curves)
     assert curve.epochs.tolist() == pytest.approx([0.1 * i for i in range(1, 21)])
     assert curve.after[0, :2].tolist() == pytest.approx([100 * 1.5 / 40, 100 * 3.5 / 40])
+
+
+def test_a_run_from_before_a_field_has_its_default(tmp_path):
+    for seed in (0, 1):
+        values = config(seed)
+        if seed:
+            del values["adapt_layers"]
+        write_run(tmp_path / str(seed), values, [(1, 0.1, 0.2)])
+        write(tmp_path / str(seed) / "evaluation.json", make_evaluation("mt3", seed, ROWS))
+    results = collect([tmp_path])
+    assert [e.seed for e in results.main["mt3"]] == [0, 1]
+    assert not results.ablations
+
+
+def test_paths_relative_to_a_directory_and_points_of_a_sweep(tmp_path):
+    write(tmp_path / "a.json", make_evaluation("mt3", 0, ROWS))
+    write(tmp_path / "deep" / "b.json", make_evaluation("mt3", 0, ROWS, sweep=True, images=50))
+    write(tmp_path / "deep" / "c.json", make_evaluation("mt3", 0, ROWS, sweep=True, images=50, lr=1.0))
+    results = collect([tmp_path], root=tmp_path)
+    assert [str(e.path) for e in results.main["mt3"]] == ["a.json"]
+    assert [str(e.path) for e in results.others] == ["deep/b.json", "deep/c.json"]

@@ -56,10 +56,12 @@ def _rate(rate: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Say a time span briefly: `42 s`, `3 min 05 s`, `2 h 10 min`."""
+    """Say a time span briefly: `42 s`, `3 min 05 s`, `2 h 10 min`, `3 days 4 h`."""
     seconds = round(seconds)
     if seconds < 60:
         return f"{seconds} s"
     if seconds < 3600:
         return f"{seconds // 60} min {seconds % 60:02d} s"
-    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+    if seconds < 48 * 3600:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+    return f"{seconds // 86400} days {seconds % 86400 // 3600} h"
