@@ -159,7 +159,7 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         ([*train, "--method", "mt3", "--width", "x"], "Expected a whole number for width, got 'x'"),
         ([*train, "--method", "mt3", "--width"], "Expected a value after --width"),
         ([*train, "--method", "mt3", "--device", "abacus"], "Device 'abacus' cannot be used"),
-        ([*train, "--method", "mt3", "--seed", "-1"], "expected a whole number from 0 on, got '-1'"),
+        ([*train, "--method", "mt3", "--seed", "-1"], "expected a whole number from 0 to 999999999, got '-1'"),
         ([*train, "--method", "mt3", "--depth", "9"], "6n+2 layers"),
         ([*train, "--method", "mt3", "--device", "meta"], "Device 'meta' cannot be used"),
         ([*train, "--method", "mt3", "--init", tmp / "nowhere"], "Expected a run or model directory"),
@@ -175,7 +175,7 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         (["evaluate", runs / "mt3", "--bright"], "Unexpected argument '--bright'"),
         (["corrupt"], "Expected --out DIR for the images, --preview FILE for a figure, or both; got neither"),
         ([*corrupt, "--severities", "3", "6"], "Expected severities from 1 to 5, got 3, 6; choose among these."),
-        ([*corrupt, "--severities", "x"], "expected a whole number from 0 on, got 'x'"),
+        ([*corrupt, "--severities", "x"], "expected a whole number from 0 to 999999999, got 'x'"),
         ([*corrupt, "--corruptions", "rain"], "Unknown corruption 'rain': expected one of"),
         ([*corrupt, "--corruptions", "none"], "Unknown corruption 'none': expected one of"),
         ([*corrupt, "--limit", "0"], "Expected at least one image to corrupt, got a limit of 0; raise --limit."),
@@ -366,7 +366,7 @@ def test_preview_shows_the_pixels_that_are_written(capsys, tmp_path):
     words = ["corrupt", "--out", tmp_path / "c", "--preview", tmp_path / "p.png", "--image", "2", "--limit", "3"]
     code, out, _ = run(capsys, *words, "--corruptions", "shot_noise", "fog", "--severities", "2", "4", "--workers", "1")
     assert code == 0
-    assert out.startswith(f"wrote {tmp_path / 'p.png'}\n")
+    assert out.endswith(f"wrote {tmp_path / 'p.png'}\n")
     picture = np.asarray(Image.open(tmp_path / "p.png").convert("RGB"))
     for name in ("shot_noise", "fog"):
         for severity in (0, 1):

@@ -467,9 +467,11 @@ def test_tensorboard_gets_the_same_numbers(tmp_path, digits):
     assert [e.value for e in log.Scalars("loss")] == pytest.approx([m["loss"] for m in metrics(tmp_path)], rel=1e-6)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_gradient_does_not_depend_on_the_threads(digits, threads, monkeypatch):
-    config = small_config(tasks=4)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("threads", [2, 3])
+def test_the_gradient_does_not_depend_on_the_threads(digits, method, threads, monkeypatch):
+    """Tasks are shared out, batches split, unevenly too."""
+    config = small_config(method, **({"tasks": 4} if method == "mt3" else {}))
     images = torch.from_numpy(digits.train_images).permute(0, 3, 1, 2)
     labels = torch.from_numpy(digits.train_labels)
     gradients = []

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -207,26 +207,54 @@ def gradient_of_step(
 ) -> dict[str, float]:
     """Set the gradient of the mean loss over the step's tasks; returns what to log.
 
-    As many tasks as there are threads are held at once: a task's graph is freed before the thread's next.
+    As many tasks as there are threads are held at once: a task's graph is freed before the thread's next. A batch of
+    cross-entropy or joint training is split over the threads.
     """
     parameters = list(state.model.parameters())
 
-    def task_gradient(model: MT3Model, number: int) -> tuple[Sequence[Tensor | None], dict[str, Tensor]]:
-        task = draw_step_task(images, labels, config, step, steps_per_epoch, number)
-        loss = LOSSES[config.training](replace(state, model=model), task, config, log)
-        gradients = torch.autograd.grad(loss.total / config.tasks, parameters, allow_unused=True)
-        return gradients, {n: v.detach() for n, v in ({"loss": loss.total} | loss.metrics).items()}
+    def piece_gradient(
+        model: MT3Model, piece: tuple[Callable[[], Task], float]
+    ) -> tuple[Sequence[Tensor | None], dict[str, Tensor]]:
+        draw, share = piece
+        loss = LOSSES[config.training](replace(state, model=model), draw(), config, log)
+        gradients = torch.autograd.grad(share * loss.total, parameters, allow_unused=True)
+        return gradients, {n: share * v.detach() for n, v in ({"loss": loss.total} | loss.metrics).items()}
 
+    draw_number = partial(draw_step_task, images, labels, config, step, steps_per_epoch)
+    if config.training == "meta":  # a task is adapted to as a whole
+        pieces = [(partial(draw_number, number), 1 / config.tasks) for number in range(config.tasks)]
+    else:
+        parts = split_task(draw_number(0), count_threads(state.model, config.task_size))
+        pieces = [(partial(_itself, part), len(part.images) / config.task_size) for part in parts]
     state.optimizer.zero_grad()
     sums: dict[str, Tensor] = {}
-    threads = count_threads(state.model, config.tasks)
-    for gradients, metrics in side_by_side(task_gradient, state.model, range(config.tasks), threads):
-        for p, g in zip(parameters, gradients, strict=True):  # in the tasks' order, whatever the threads
+    threads = count_threads(state.model, len(pieces))
+    for gradients, metrics in side_by_side(piece_gradient, state.model, pieces, threads):
+        for p, g in zip(parameters, gradients, strict=True):  # in the pieces' order, whatever the threads
             if g is not None:
                 p.grad = g if p.grad is None else p.grad.add_(g)
         for name, value in metrics.items():
-            sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value / config.tasks
+            sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value
     return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
+
+
+def _itself(task: Task) -> Task:
+    return task
+
+
+def split_task(task: Task, parts: int) -> list[Task]:
+    """Split a batch into smaller ones, each with the views of its images; the mean losses then add up by size."""
+    count = len(task.images)
+    split = []
+    for rows in torch.arange(count, device=task.images.device).chunk(parts):
+        views = None
+        if task.views is not None:  # copies of the batch one after the other: a and a-tilde, or the four turns
+            copies = len(task.views.images) // count
+            own = torch.cat([rows + count * copy for copy in range(copies)])
+            quarters = task.views.quarters
+            views = Views(task.views.images[own], None if quarters is None else quarters[own])
+        split.append(Task(task.images[rows], task.labels[rows], views))
+    return split
 
 
 def apply_gradient(state: State, config: Config, step: int, total_steps: int, steps_per_epoch: int) -> dict[str, float]:
