@@ -81,6 +81,7 @@ def peer_answer(setting: Setting, adapt: peers.Adapt) -> Callable[[], Tensor]:
 
 def bench_adapt(setting: Setting, rounds: int = 5, scaling: bool = False) -> dict[str, Any]:
     """Seconds, ratios to the peers, share of the floor and peak memory; with `scaling` how they grow."""
+    about = machine()
     found, absent = peers.load_peers(peers.ADAPT)
     calls = {OURS: our_answer(setting), "torch layers": torch_layers_answer(setting)}
     calls |= {name: peer_answer(setting, adapt) for name, adapt in found.items()}
@@ -115,7 +116,7 @@ def bench_adapt(setting: Setting, rounds: int = 5, scaling: bool = False) -> dic
         },
         "scaling": measure_growth(setting, SCALING, our_answer, _flops, rounds) if scaling else [],
         "absent": [peer._asdict() for peer in absent],
-        "machine": machine(),
+        "machine": about,
     }
 
 
@@ -127,8 +128,8 @@ def adapt_summary(result: dict[str, Any]) -> str:
     """The tables of `bench_adapt`."""
     s = result["setting"]
     rate = result["candidates"][0]["images_per_second"]["median"]
-    about = (
+    title = (
         f"Adapting to {s['images']} images, width {s['width']}, depth {s['depth']}, {s['views']} pairs of views, "
         f"{result['machine']['threads']} threads: median (min..max) of {result['rounds']} rounds; {rate:.3g} images/s"
     )
-    return "\n".join([about, "", *comparison_words(result, "a call")])
+    return "\n".join([title, "", *comparison_words(result, "a call")])

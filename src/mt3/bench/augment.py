@@ -67,6 +67,7 @@ def bench_augment(images: int = 32, rounds: int = 15, repeats: int = 20) -> dict
     """Seconds of `repeats` times two views of each image, and ratios to the peers."""
     if min(images, repeats) < 1:
         raise InputError(f"Expected at least one image and one repeat, got {images} and {repeats}; raise them.")
+    about = machine()
     generator = seeded_generator("bench")
     batch = torch.rand(images, 3, 32, 32, generator=generator)
     both = torch.cat([batch, batch])
@@ -92,7 +93,7 @@ def bench_augment(images: int = 32, rounds: int = 15, repeats: int = 20) -> dict
         "clock": "time on the clock",
         "candidates": candidates,
         "absent": [peer._asdict() for peer in absent],
-        "machine": machine(),
+        "machine": about,
     }
 
 
@@ -103,9 +104,9 @@ def augment_summary(result: dict[str, Any]) -> str:
         Line(e["name"], (Cell(e["views_per_second"]["median"], digits=0), spread_cell(e.get("ratio"), 2)))
         for e in result["candidates"]
     )
-    about = (
+    title = (
         f"{s['views']} views of 32x32, {s['repeats']} times, {result['machine']['threads']} threads: median (min..max) "
         f"of {result['rounds']} rounds"
     )
     table = Table("augment", "", "candidate", ("views/s", "times ours"), lines)
-    return "\n".join([about, "", markdown(table), *absent_words(result["absent"])])
+    return "\n".join([title, "", markdown(table), *absent_words(result["absent"])])

@@ -1,6 +1,7 @@
 """The floor: how many operations the method needs, how many a second the machine does, and how much memory is held."""
 
 import multiprocessing
+import os
 import platform
 import resource
 from collections.abc import Callable, Mapping
@@ -106,10 +107,11 @@ def _memory(entry: str) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on beside the code."""
+    """What the numbers depend on beside the code; to be asked before the measuring, which is itself a load."""
     return {
         "processor": platform.processor() or platform.machine(),
         "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # processes running in the last minute
         "versions": {"mt3": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }

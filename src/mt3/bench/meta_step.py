@@ -104,6 +104,7 @@ def gradient_error(setting: Setting, loss: TaskLoss) -> float:
 
 def bench_meta_step(setting: Setting, rounds: int = 5, scaling: bool = False) -> dict[str, Any]:
     """Seconds, ratios to the peers, share of the floor and peak memory; with `scaling` how they grow."""
+    about = machine()
     losses, absent = load_peers(META_STEP)
     checks = {name: {"gradient_error": gradient_error(setting, loss)} for name, loss in losses.items()}
     calls = {OURS: our_step(setting)}
@@ -134,7 +135,7 @@ def bench_meta_step(setting: Setting, rounds: int = 5, scaling: bool = False) ->
         },
         "scaling": measure_growth(setting, SCALING, our_step, _flops, rounds) if scaling else [],
         "absent": [peer._asdict() for peer in absent],
-        "machine": machine(),
+        "machine": about,
     }
 
 
@@ -146,8 +147,8 @@ def _flops(setting: Setting) -> int:
 def meta_step_summary(result: dict[str, Any]) -> str:
     """The tables of `bench_meta_step`."""
     s = result["setting"]
-    about = (
+    title = (
         f"One meta-step, width {s['width']}, depth {s['depth']}, T={s['tasks']}, K={s['task_size']}, "
         f"M={s['inner_steps']}, {result['machine']['threads']} threads: median (min..max) of {result['rounds']} rounds"
     )
-    return "\n".join([about, "", *comparison_words(result, "a meta-step")])
+    return "\n".join([title, "", *comparison_words(result, "a meta-step")])

@@ -49,6 +49,10 @@ def comparison_words(result: dict[str, Any], unit: str) -> list[str]:
         f"{result['flops'] / 1e9 / floor['gflops']:.3f} s against {mine:.3f} s",
         f"peak memory, growth of a fresh process: {peaks}",
     ]
+    if result["machine"]["load"] is not None:
+        words.append(
+            f"load of the machine before: {result['machine']['load']:.1f} processes; other ones spoil the ratios"
+        )
     if result["scaling"]:
         words += ["", markdown(_growth_table(result["scaling"]))]
     return words + absent_words(result["absent"])
