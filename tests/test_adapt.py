@@ -331,6 +331,18 @@ def test_half_precision_stays_near(model, images, dtype):
     torch.testing.assert_close(got, Adapter(model)(images[:2]), atol=0.1, rtol=0)
 
 
+def test_bfloat16_passes_stay_near(model, images):
+    exact = mt3.Adapter(model)(images)
+    model.precision = "bfloat16"
+    try:
+        rounded = mt3.Adapter(model)(images)
+    finally:
+        model.precision = "float32"
+    assert rounded.dtype == torch.float32
+    assert 0 < (rounded - exact).abs().max() < 0.05
+    assert torch.equal(mt3.Adapter(model)(images), exact)
+
+
 def test_float64_adapter_agrees_with_float32(model, images):
     double = mt3.MT3Model(10, depth=8, width=4, groups=2, hidden=16, projection=8, adapt_views=4).double()
     double.load_state_dict(model.state_dict())

@@ -72,3 +72,23 @@ def test_a_third_derivative_is_refused(kind):
     (gradient,) = torch.autograd.grad((ours(x) ** 3).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="no third derivatives"):
         torch.autograd.grad((gradient**2).sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_autocast_derivatives_stay_close_and_leave_no_trace(kind):
+    layer, _, x = pair(kind)
+    layer, x = layer.float(), x.detach().float().requires_grad_()
+
+    def derivatives(enabled: bool) -> list[torch.Tensor]:
+        inputs = (x, *layer.parameters())
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            y = layer(x)
+        assert y.dtype == (torch.bfloat16 if enabled and kind != "norm" else torch.float32)
+        gradients = torch.autograd.grad((y.float() ** 3).sum(), inputs, create_graph=True)
+        second = torch.autograd.grad(sum((g**2).sum() for g in gradients), inputs)
+        return [y.detach(), *(g.detach() for g in gradients), *second]
+
+    exact, rounded, again = derivatives(False), derivatives(True), derivatives(False)
+    for a, b in zip(exact, rounded, strict=True):
+        assert (a - b).norm() < 0.05 * a.norm()
+    assert all(torch.equal(a, b) for a, b in zip(exact, again, strict=True))

@@ -211,6 +211,28 @@ def test_gradient_of_a_step_is_the_mean_over_its_tasks(digits):
         torch.testing.assert_close(together[name], sum(s[name] for s in single) / 3, atol=1e-6, rtol=1e-4)
 
 
+def test_bfloat16_keeps_weights_and_losses_in_float32_and_the_meta_gradient_close(tmp_path, digits):
+    images = torch.from_numpy(digits.train_images).permute(0, 3, 1, 2)
+    labels = torch.from_numpy(digits.train_labels)
+    gradients = []
+    for precision in ("float32", "bfloat16"):
+        config = small_config(precision=precision)
+        state = make_state(config, digits, torch.device("cpu"))
+        logits = state.model(images[:4])
+        assert logits.dtype == torch.float32
+        assert torch.equal(logits, logits.bfloat16().float()) == (precision == "bfloat16")
+        loss = gradient_of_step(state, images, labels, config, 0, 10, log=False)["loss"]
+        grads = [p.grad for p in state.model.parameters()]
+        assert {g.dtype for g in grads} == {torch.float32}
+        gradients.append((loss, torch.cat([g.flatten() for g in grads])))
+        state.model.save_pretrained(tmp_path)
+        assert mt3.load(tmp_path).precision == precision
+    (exact, one), (rounded, other) = gradients
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, rel=0.02)
+    assert torch.cosine_similarity(one, other, dim=0) > 0.9
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_resumed_run_is_bit_identical(tmp_path, digits, method):
     config = small_config(method, checkpoint_every=2)

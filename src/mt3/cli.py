@@ -8,11 +8,12 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mt3.ablations import ABLATIONS, resolve_ablations
+from mt3.bench import BENCHMARKS
 from mt3.config import CHOICES, FIELDS, make_config, preset_names
 from mt3.data.dataset import DATASETS
 from mt3.errors import InputError, name_list
@@ -22,8 +23,6 @@ from mt3.version import __version__
 
 if TYPE_CHECKING:
     from mt3.data import CorruptedSet, Dataset
-
-BENCHMARKS = {"corruptions": "the time of every corruption, on one core"}  # what `mt3 bench` can measure
 
 
 class _Parser(argparse.ArgumentParser):
@@ -110,14 +109,33 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure how fast a part of the package is on this machine")
     bench.set_defaults(run=_bench)
     measured = bench.add_subparsers(parser_class=_Parser, metavar="WHAT")
+    of_step = measured.add_parser("meta-step", help=BENCHMARKS["meta-step"])
+    of_step.add_argument("--tasks", type=_count, default=4, help="T (default: 4)")
+    of_step.add_argument("--task-size", type=_count, default=8, help="K (default: 8)")
+    of_step.add_argument("--inner-steps", type=_count, default=1, help="M (default: 1)")
+    _network_arguments(of_step)
+    _bench_arguments(of_step, rounds=5)
+    of_step.set_defaults(run=_bench_meta_step)
+    of_adapt = measured.add_parser("adapt", help=BENCHMARKS["adapt"])
+    of_adapt.add_argument("--views", type=_count, default=32, help="K_T (default: 32)")
+    of_adapt.add_argument("--images", type=_count, default=4, help="in a call (default: 4)")
+    _network_arguments(of_adapt)
+    _bench_arguments(of_adapt, rounds=5)
+    of_adapt.set_defaults(run=_bench_adapt)
+    of_augment = measured.add_parser("augment", help=BENCHMARKS["augment"])
+    of_augment.add_argument("--images", type=_count, default=32, help="in a call, two views of each (default: 32)")
+    _bench_arguments(of_augment, rounds=15)
+    of_augment.set_defaults(run=_bench_augment)
     of_corruptions = measured.add_parser("corruptions", help=BENCHMARKS["corruptions"])
     of_corruptions.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
     of_corruptions.add_argument("--images", type=_count, default=128, help="test images in a call (default: 128)")
     of_corruptions.add_argument("--severity", type=_count, default=5, help="1 to 5 (default: 5)")
-    of_corruptions.add_argument("--rounds", type=_count, default=5, help="over all corruptions (default: 5)")
-    of_corruptions.add_argument("--json", type=_path, metavar="FILE", help="also write the numbers there")
     _data_arguments(of_corruptions)
+    _bench_arguments(of_corruptions, rounds=5, threads=False)
     of_corruptions.set_defaults(run=_bench_corruptions)
+    of_all = measured.add_parser("all", help=BENCHMARKS["all"])
+    _bench_arguments(of_all, rounds=5)
+    of_all.set_defaults(run=_bench_all)
 
     reproduce = commands.add_parser(
         "reproduce",
@@ -216,6 +234,20 @@ def _adapt_arguments(parser: argparse.ArgumentParser) -> None:
 def _compute_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: cuda if there is one)")
     parser.add_argument("--threads", type=_count, help="of the CPU (default: all cores)")
+
+
+def _network_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--width", type=_count, default=32, help="filters of the first stage (default: 32)")
+    parser.add_argument("--depth", type=_count, default=26, help="layers, 6n+2 (default: 26)")
+    parser.add_argument("--scaling", action="store_true", help="also how time and memory grow")
+
+
+def _bench_arguments(parser: argparse.ArgumentParser, rounds: int, threads: bool = True) -> None:
+    parser.add_argument("--rounds", type=_count, default=rounds, help=f"over all candidates (default: {rounds})")
+    parser.add_argument("--json", type=_path, metavar="FILE", help="also write the numbers there")
+    if threads:
+        parser.add_argument("--threads", type=_count, help="of the CPU (default: all cores)")
+        parser.set_defaults(device="cpu")
 
 
 def _overrides(extra: Sequence[str]) -> dict[str, str]:
@@ -454,16 +486,53 @@ def _bench(args: argparse.Namespace, extra: Sequence[str]) -> None:
     raise InputError(f"Expected what to measure, one of: {listed}; see `mt3 bench --help`.")
 
 
+def _bench_meta_step(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from mt3.bench.meta_step import Setting, bench_meta_step, meta_step_summary
+
+    _set_up(args)
+    setting = Setting(args.width, args.depth, args.tasks, args.task_size, args.inner_steps)
+    _show_bench(args, meta_step_summary, bench_meta_step(setting, args.rounds, args.scaling))
+
+
+def _bench_adapt(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from mt3.bench.adapt import Setting, adapt_summary, bench_adapt
+
+    _set_up(args)
+    setting = Setting(args.width, args.depth, args.views, args.images)
+    _show_bench(args, adapt_summary, bench_adapt(setting, args.rounds, args.scaling))
+
+
+def _bench_augment(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from mt3.bench.augment import augment_summary, bench_augment
+
+    _set_up(args)
+    _show_bench(args, augment_summary, bench_augment(args.images, args.rounds))
+
+
 def _bench_corruptions(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.bench import bench_corruptions, corruptions_summary
+    from mt3.bench.corruptions import bench_corruptions, corruptions_summary
     from mt3.data import load_dataset
 
+    dataset = load_dataset(args.data, args.data_dir, args.download)
+    _show_bench(args, corruptions_summary, bench_corruptions(dataset, args.images, args.severity, args.rounds))
+
+
+def _bench_all(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from mt3.bench.everything import bench_all, summary
+
+    _set_up(args)
+    results: list[dict[str, Any]] = []
+    for result in bench_all(args.rounds):
+        results.append(result)
+        print(f"{summary(result)}\n", flush=True)
+        if args.json is not None:
+            write_json(args.json, {"benchmark": "all", "results": results})  # what is there so far
     if args.json is not None:
-        check_can_write(args.json)
-    result = bench_corruptions(
-        load_dataset(args.data, args.data_dir, args.download), args.images, args.severity, args.rounds
-    )
-    print(corruptions_summary(result))
+        print(f"wrote {args.json}")
+
+
+def _show_bench(args: argparse.Namespace, summary: Callable[[dict[str, Any]], str], result: dict[str, Any]) -> None:
+    print(summary(result))
     if args.json is not None:
         write_json(args.json, result)
         print(f"wrote {args.json}")
@@ -539,6 +608,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args, extra = _parser().parse_known_args(argv)
         if extra and args.command not in ("train", "reproduce"):
             raise InputError(f"Unexpected argument '{extra[0]}'; see `mt3 {args.command} --help`.")
+        if getattr(args, "command", "") == "bench" and getattr(args, "json", None) is not None:
+            check_can_write(args.json)  # before measuring
         args.run(args, extra)
         sys.stdout.flush()  # a full disk under it is said below
         return 0

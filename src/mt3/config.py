@@ -25,6 +25,7 @@ CHOICES = {
     "schedule": ("constant", "cosine", "step"),
     "ema_schedule": ("constant", "cosine"),
     "ema_start": ("online", "random"),
+    "precision": ("float32", "bfloat16"),
 }
 BOOKKEEPING = ("log_every", "checkpoint_every")  # fields that do not change what is trained
 
@@ -50,6 +51,7 @@ class Config:
     groups: int | None = None  # of GroupNorm; none: min(16, width / 2)
     hidden: int = 256  # neurons of the hidden layer of h, p and q
     projection: int = 128  # dimensions of z and r
+    precision: str = "float32"  # of forward and backward passes; weights, updates and losses are float32 in any case
 
     # the outer loop
     epochs: float = 200.0  # passes over the training images; a fraction is allowed

@@ -128,6 +128,7 @@ def make_protocol(
         "fresh_views": model.fresh_views,
         "seed": seed,
         "controls": controls,
+        **({"precision": model.precision} if model.precision != "float32" else {}),
         "model_hash": tensors_hash(model.state_dict()),
         "versions": {
             "mt3": __version__,

@@ -23,7 +23,11 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         layout = (list(self.stride), [int(p) for p in self.padding])
-        y: Tensor = _Convolution.apply(x, self.weight, self.bias, layout)  # type: ignore[no-untyped-call]
+        weight, bias = self.weight, self.bias
+        if torch.is_autocast_enabled(x.device.type):  # cast out here, where it is differentiable twice
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        y: Tensor = _Convolution.apply(x, weight, bias, layout)  # type: ignore[no-untyped-call]
         return y
 
 
@@ -31,6 +35,8 @@ class GroupNorm(nn.GroupNorm):
     """`nn.GroupNorm` of images, twice differentiable in few passes."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(self.weight.dtype)  # statistics in full precision, as PyTorch's autocast has it
         y: Tensor = _Norm.apply(x, self.weight, self.bias, self.num_groups, self.eps)  # type: ignore[no-untyped-call]
         return y
 

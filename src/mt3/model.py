@@ -17,6 +17,7 @@ from mt3.method import SELFSUP, check_layers
 
 NORM_EPS = 1e-3  # the authors' code
 HEADS = ("mt3", "official", "linear")
+PRECISIONS = ("float32", "bfloat16")
 
 
 class Outputs(NamedTuple):
@@ -98,6 +99,7 @@ class MT3Model(
         fresh_views: bool = True,  # new views for every step
         crop_max: int = 32,  # pixels, upper end of the crop in A
         classes: list[str] | None = None,  # names, for people
+        precision: str = "float32",  # of the forward pass; "bfloat16" by autocast, with outputs in the weights' type
     ) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
@@ -106,6 +108,8 @@ class MT3Model(
             raise InputError(one_of("head", head, HEADS))
         if selfsup not in SELFSUP:
             raise InputError(one_of("self-supervised task", selfsup, SELFSUP))
+        if precision not in PRECISIONS:
+            raise InputError(one_of("precision", precision, PRECISIONS))
         if head == "linear" and selfsup == "byol":
             raise InputError("The byol task shares the hidden layer of h; choose head 'mt3' or 'official'.")
         groups = max(1, min(16, width // 2)) if groups is None else groups
@@ -127,6 +131,7 @@ class MT3Model(
         self.adapt_steps, self.adapt_lr, self.adapt_views = adapt_steps, adapt_lr, adapt_views
         self.adapt_clip, self.clip_mode, self.adapt_layers = adapt_clip, clip_mode, adapt_layers
         self.fresh_views, self.crop_max = fresh_views, crop_max
+        self.precision = precision
 
         self.stem = Conv2d(3, width, 3, padding=1, bias=False)
         self.stage1 = _stage(blocks, width, width, groups, first=True)
@@ -159,6 +164,16 @@ class MT3Model(
 
     def forward(self, images: Tensor, full: bool = False) -> Tensor | Outputs:
         """Logits (N, classes); with `full` the outputs of all heads, from one pass."""
+        if self.precision == "float32":
+            return self._outputs(images, full)
+        with torch.autocast(images.device.type, getattr(torch, self.precision), cache_enabled=False):
+            outputs = self._outputs(images, full)
+        dtype = self.stem.weight.dtype  # losses are not rounded
+        if isinstance(outputs, Tensor):
+            return outputs.to(dtype)
+        return Outputs(*(None if t is None else t.to(dtype) for t in outputs))  # type: ignore[arg-type]
+
+    def _outputs(self, images: Tensor, full: bool) -> Tensor | Outputs:
         trunk = self.stage2(self.stage1(self.stem(as_float(images, self.stem.weight.dtype))))
         features = _pool(self.norm, self.stage3(trunk))
         shared = features if self.hidden is None else F.relu(self.hidden(features))

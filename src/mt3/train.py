@@ -75,6 +75,7 @@ def build_model(config: Config, dataset: Dataset) -> MT3Model:
         fresh_views=config.test_fresh_views,
         crop_max=config.crop_max,
         classes=list(dataset.classes),
+        precision=config.precision,
     )
     model.reset_parameters(seeded_generator("weights", config.seed))
     return model

@@ -1,22 +1,19 @@
-"""How fast parts of the package are: rounds that alternate over the candidates, medians with their spread.
+"""The time of every corruption, on one core. Needs no torch.
 
-Each benchmark is a function that returns what it measured, as JSON would have it, and one that words it.
+There is no peer: public code of the corruptions has the parameters of larger images, so its times are for other work.
 """
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from mt3.bench.timing import alternate, spread
+from mt3.bench.words import range_words
 from mt3.corruptions import PAPER, apply, available
 from mt3.corruptions.write import check_severities, library_versions
 from mt3.data.dataset import Dataset
 from mt3.errors import InputError, name_list
-from mt3.progress import Progress
 from mt3.table import Cell, Line, Table, markdown
-
-Spread = dict[str, float]  # median, min and max over the rounds
 
 
 def bench_corruptions(dataset: Dataset, images: int = 128, severity: int = 5, rounds: int = 5) -> dict[str, Any]:
@@ -26,7 +23,7 @@ def bench_corruptions(dataset: Dataset, images: int = 128, severity: int = 5, ro
     if not len(batch):
         raise InputError(f"Expected at least one image to measure on, got {images}; raise --images.")
     names = available()
-    seconds = alternate({name: partial(apply, batch, name, severity) for name in names}, rounds)
+    seconds = alternate({name: partial(apply, batch, name, severity) for name in names}, rounds, time.process_time)
     ms = {name: [1000 * s / len(batch) for s in seconds[name]] for name in names}
     paper = [sum(times) for times in zip(*(ms[name] for name in PAPER if name in ms), strict=True)]  # by round
     return {
@@ -57,7 +54,7 @@ def corruptions_summary(result: dict[str, Any]) -> str:
             (
                 Cell(entry["images_per_second"]["median"], digits=0),
                 Cell(entry["ms_per_image"]["median"], digits=3),
-                Cell(text=_range(entry["ms_per_image"])),
+                Cell(text=range_words(entry["ms_per_image"])),
             ),
         )
         for entry in result["corruptions"]
@@ -71,35 +68,6 @@ def corruptions_summary(result: dict[str, Any]) -> str:
         markdown(table),
         "",
         f"{len(PAPER) - len(missing)} of the paper's {len(PAPER)} together: {total['median']:.3f} ms/image "
-        f"({_range(total)})" + (f"; without {name_list(missing)}" if missing else ""),
+        f"({range_words(total)})" + (f"; without {name_list(missing)}" if missing else ""),
     ]
     return "\n".join(words)
-
-
-def alternate(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of processor time of each candidate in each round; a first round warms up and is not counted.
-
-    Processor time leaves out waiting for other processes, but not that they slow down memory and core: compare within
-    a run.
-    """
-    if rounds < 1:
-        raise InputError(f"Expected at least one round, got {rounds}; raise --rounds.")
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    with Progress("bench", (rounds + 1) * len(candidates), "calls") as progress:
-        for number in range(rounds + 1):
-            for name, call in candidates.items():
-                began = time.process_time()
-                call()
-                took = time.process_time() - began
-                if number:
-                    seconds[name].append(max(took, 1e-9))
-                progress.advance(1, name)
-    return seconds
-
-
-def spread(values: Sequence[float]) -> Spread:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
-
-
-def _range(values: Spread) -> str:
-    return f"{values['min']:.3f}..{values['max']:.3f}"
