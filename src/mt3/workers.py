@@ -58,11 +58,8 @@ def run(
             "A worker process was ended from outside, perhaps for want of memory; run the command again to go on "
             "where it stopped, with fewer --workers."
         ) from None
-    except BaseException:
-        for child in multiprocessing.active_children():  # files appear by rename, so killing loses nothing else
-            child.terminate()
-        raise
     finally:
+        # pieces under way are finished: a process ended while it answers may leave the pool waiting for ever
         pool.shutdown(wait=True, cancel_futures=True)
 
 
