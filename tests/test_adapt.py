@@ -1,5 +1,7 @@
 """The inner step and its meta-gradient against hand-written unrolls and finite differences; the Adapter."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor, nn
 
 import mt3
 import reference
-from mt3.adapt import Adapter, clip_gradients, forward, inner_loop, inner_step
+from mt3.adapt import Adapter, clip_gradients, forward, inner_loop, inner_step, stack_size
 from mt3.config import make_config
 from mt3.selfsup import Views
 from mt3.train import State, Task, meta_loss
@@ -257,10 +259,48 @@ def test_answer_does_not_depend_on_batch_order_or_dtype(model, images):
     torch.testing.assert_close(together, one_by_one, atol=1e-4, rtol=0)
     assert torch.equal(together, adapter(images))
     order = [3, 1, 4, 0, 2]
-    assert torch.equal(adapter(images[order]), together[order])
+    torch.testing.assert_close(adapter(images[order]), together[order], atol=1e-4, rtol=0)
+    singly = Adapter(model, stack=1)  # whatever the batch and the order, the same chunks
+    assert torch.equal(singly(images[order]), singly(images)[order])
     assert torch.equal(adapter(images.float() / 255), together)
     torch.testing.assert_close(adapter(images.double() / 255), together, atol=1e-4, rtol=0)
     assert not torch.allclose(Adapter(model, seed=1)(images), together, atol=1e-5)
+
+
+@pytest.mark.parametrize("stack", [2, 3, 5])
+@pytest.mark.parametrize(("head", "selfsup"), [("mt3", "byol"), ("official", "byol"), ("linear", "rotation")])
+@pytest.mark.parametrize("clip_mode", ["global", "tensor"])
+def test_a_stack_adapts_as_its_images_one_by_one(images, stack, head, selfsup, clip_mode):
+    """In float64 to 1e-9, with a clip that bites, fresh views for every step and every quantity."""
+    more = {"adapt_views": 4, "adapt_clip": 0.05, "clip_mode": clip_mode, "adapt_steps": 3, "adapt_lr": 0.5}
+    model = small_model(head, selfsup, **more).eval()
+    one, many = (Adapter(model, stack=size).compare(images) for size in (1, stack))
+    for field in ("before", "after", "view_average", "loss_before", "loss_after", "grad_norm"):
+        torch.testing.assert_close(getattr(many, field), getattr(one, field), rtol=1e-9, atol=1e-9)
+    assert (one.before - one.after).abs().max() > 1e-3
+    for a, b in zip(Adapter(model, stack=stack).adapt(images), Adapter(model, stack=1).adapt(images), strict=True):
+        for name, p in a.params.items():
+            torch.testing.assert_close(p, b.params[name], rtol=1e-9, atol=1e-9)
+
+
+def test_an_adapted_model_answers_about_other_images(model, images):
+    others = torch.stack([images.roll(1, 0), images.roll(2, 0)], dim=1)
+    answers = Adapter(model).answer(images, others)
+    adapter = Adapter(model, stack=1)
+    for i, adapted in enumerate(adapter.adapt(images)):
+        torch.testing.assert_close(answers.logits[i], adapter.logits(adapted.params, others[i]), atol=1e-4, rtol=0)
+        torch.testing.assert_close(answers.view_average[i], adapted.view_average, atol=1e-4, rtol=0)
+    with pytest.raises(mt3.InputError, match=r"Expected others of shape \(5, n, 3, 32, 32\)"):
+        adapter.answer(images, images)
+
+
+def test_stacks_fill_a_budget_and_every_thread(model, monkeypatch):
+    """The model's largest activation has 4 channels of 32 x 32 floats: 16 KB an image."""
+    monkeypatch.setattr("mt3.adapt.count_threads", lambda model, items: 2)
+    assert stack_size(model, items=1000, images=64) == 4
+    assert stack_size(model, items=6, images=64) == 3
+    assert stack_size(model, items=1000, images=1000) == 1
+    assert stack_size(copy.deepcopy(model).to("meta"), items=1000, images=64) == 64  # an accelerator's budget
 
 
 def test_zero_steps_or_zero_rate_change_nothing(model, images):

@@ -507,6 +507,36 @@ def test_the_gradient_does_not_depend_on_the_threads(digits, method, threads, mo
     assert gradients[0][1] == pytest.approx(gradients[1][1], rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"inner_steps": 3, "clip": 0.05, "clip_mode": "tensor"},
+        {"inner_steps": 2, "clip": 0.05, "inner_target": "previous", "outer_target": "adapted", "head": "official"},
+        {"inner_steps": 2, "inner_target": "ema", "ema_start": "random"},
+        {"order": "first", "clip": 0.05},
+        {"selfsup": "rotation", "inner_steps": 2, "clip": 0.05},
+        {"task_images": 1},
+    ],
+    ids=lambda fields: ",".join(fields) or "paper",
+)
+def test_a_stack_of_tasks_gives_the_gradient_of_one_after_the_other(digits, fields, monkeypatch):
+    config = small_config(tasks=5, inner_lr=0.5, **fields)
+    images = torch.from_numpy(digits.train_images).permute(0, 3, 1, 2)
+    labels = torch.from_numpy(digits.train_labels)
+    found = []
+    for size in (1, 3):
+        monkeypatch.setattr("mt3.train.stack_size", lambda *_, size=size: size)
+        state = make_state(config, digits, torch.device("cpu"))
+        state.model.double()
+        state.ema = None if state.ema is None else {name: p.double() for name, p in state.ema.items()}
+        metrics = gradient_of_step(state, images, labels, config, 2, 10, log=True)
+        found.append(([p.grad for p in state.model.parameters()], metrics))
+    for a, b in zip(found[0][0], found[1][0], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-9)
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-6)  # accuracies are float32
+
+
 def test_averaged_weights_are_the_moving_average(tmp_path, digits):
     config = small_config("baseline", average=0.5, checkpoint_every=1)
     assert config.tasks == 1

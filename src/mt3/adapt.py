@@ -13,10 +13,12 @@ from mt3.augment import seeded_generator
 from mt3.errors import InputError
 from mt3.model import MT3Model, Outputs, as_float, refuse_batch_norm
 from mt3.parallel import count_threads, side_by_side
-from mt3.selfsup import Views, draw_test_views, selfsup_loss
+from mt3.selfsup import Views, draw_test_views, selfsup_loss, stack_views
+
+CPU_BUDGET = 4 << 20  # bytes of a stack's largest activation
+DEVICE_BUDGET = 64 << 20
 
 Params = dict[str, Tensor]
-Predict = Callable[[Tensor], Tensor]  # images to logits
 Result = TypeVar("Result")
 
 
@@ -26,20 +28,26 @@ def forward(model: nn.Module, params: Params, images: Tensor) -> Outputs:
     return outputs
 
 
-def clip_gradients(gradients: Sequence[Tensor], norm: float | None, mode: str) -> tuple[list[Tensor], Tensor]:
+def stack_params(params: Params, count: int) -> Params:
+    """The same parameters `count` times, as a stack; no copy."""
+    return {name: p.expand(count, *p.shape) for name, p in params.items()}
+
+
+def clip_gradients(
+    gradients: Sequence[Tensor], norm: float | None, mode: str, stacked: bool = False
+) -> tuple[list[Tensor], Tensor]:
     """Scale gradients down to the norm, one norm for all ("global") or each its own ("tensor").
 
-    Differentiable through the scale factor. Returns the gradients and their global norm before clipping.
+    Differentiable through the scale factor. Returns the gradients and their global norm before clipping; for stacked
+    gradients (S, ...) the S members are clipped one by one, and the norms are (S,).
     """
-    norms = torch.stack([torch.linalg.vector_norm(g) for g in gradients])
-    total = torch.linalg.vector_norm(norms)
+    lead = 1 if stacked else 0
+    norms = torch.stack([torch.linalg.vector_norm(g.flatten(lead), dim=-1) for g in gradients])
+    total = torch.linalg.vector_norm(norms, dim=0)
     if norm is None:
         return list(gradients), total
-    if mode == "global":
-        scale = norm / total.clamp(min=norm)
-        return [g * scale for g in gradients], total
-    scales = norm / norms.clamp(min=norm)
-    return [g * s for g, s in zip(gradients, scales, strict=True)], total
+    scales = norm / (total.expand_as(norms) if mode == "global" else norms).clamp(min=norm)
+    return [g * s.view(*s.shape, *[1] * (g.dim() - lead)) for g, s in zip(gradients, scales, strict=True)], total
 
 
 def inner_step(
@@ -54,10 +62,11 @@ def inner_step(
     """One gradient step on the self-supervised loss: phi <- phi - alpha * clip(grad).
 
     Returns the new parameters, of which only those named in `adapted` differ, and the gradient's norm. With
-    `second_order` the step stays differentiable, so that the meta-gradient is exact.
+    `second_order` the step stays differentiable, so that the meta-gradient is exact. Losses (S,) of stacked parameters
+    give each member its own step.
     """
-    gradients = torch.autograd.grad(loss, [params[name] for name in adapted], create_graph=second_order)
-    clipped, norm = clip_gradients(gradients, clip, clip_mode)
+    gradients = torch.autograd.grad(loss.sum(), [params[name] for name in adapted], create_graph=second_order)
+    clipped, norm = clip_gradients(gradients, clip, clip_mode, stacked=loss.dim() == 1)
     stepped = {name: params[name] - lr * g for name, g in zip(adapted, clipped, strict=True)}
     return params | stepped, norm
 
@@ -88,7 +97,7 @@ def inner_loop(
 
     `draw(step)` gives the views of a step; the same ones again are recognised. The targets z come from the
     meta-model ("meta"), from the parameters that the step starts from ("previous") or from `ema`; they never carry a
-    gradient.
+    gradient. With stacked parameters and views, every member of the stack has its own steps.
     """
     source = ema if target == "ema" else theta
     assert source is not None
@@ -128,13 +137,20 @@ class Comparison:
 
 
 class Adapted(NamedTuple):
-    """A model adapted to one image."""
+    """A model adapted to one image, or models adapted to a stack of images: then everything is stacked."""
 
     model: MT3Model  # gives the network
     params: Params  # phi
     first_views: Views
     inner: Inner
     view_average: Tensor  # probabilities (classes,) averaged over the views without adapting
+
+
+class Answers(NamedTuple):
+    """What adapted models say."""
+
+    logits: Tensor  # (N, n, classes), of the n images asked about, by the model adapted to each of N images
+    view_average: Tensor  # probabilities (N, classes), averaged over the views without adapting
 
 
 class Adapter(nn.Module):
@@ -152,6 +168,7 @@ class Adapter(nn.Module):
         views: int | None = None,  # K_T: pairs for byol, copies for rotation
         seed: int = 0,
         adapt_layers: str | None = None,  # all, norm or last
+        stack: int | None = None,  # images adapted to at once; None: as many as pay
     ) -> None:
         super().__init__()
         refuse_batch_norm(model)
@@ -164,57 +181,81 @@ class Adapter(nn.Module):
         self.seed = seed
         self.layers = model.adapt_layers if adapt_layers is None else adapt_layers
         self.names = model.adapted_names(self.layers)
-        if self.steps < 0 or self.views < 1 or not 0 <= self.lr < math.inf:
+        self.stack = stack
+        if self.steps < 0 or self.views < 1 or not 0 <= self.lr < math.inf or (stack is not None and stack < 1):
             raise InputError(
-                f"Expected steps >= 0, views >= 1 and a finite lr >= 0, got {self.steps}, {self.views} and {self.lr}."
+                "Expected steps >= 0, views >= 1, a finite lr >= 0 and stack >= 1, "
+                f"got {self.steps}, {self.views}, {self.lr} and {stack}."
             )
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (N, classes) after adapting to each image."""
         images = check_images(images)
-        answers = list(self.each(images, lambda adapted, predict, i: predict(images[i : i + 1])))
-        return torch.cat(answers) if answers else self.model.classify.weight.new_zeros(0, self.model.num_classes)
+        return self.answer(images, images[:, None]).logits[:, 0]
+
+    def answer(self, images: Tensor, others: Tensor) -> Answers:
+        """Adapt to each of N images and predict others (N, n, 3, 32, 32): row i with the model adapted to image i."""
+        images = check_images(images)
+        if len(others) != len(images) or others.dim() != 5:
+            raise InputError(
+                f"Expected others of shape ({len(images)}, n, 3, 32, 32), n for each image, got {tuple(others.shape)}."
+            )
+        check_images(others.flatten(0, 1))
+
+        def answer(adapted: Adapted, rows: slice) -> Answers:
+            return Answers(self._logits(adapted.model, adapted.params, others[rows]), adapted.view_average)
+
+        found = list(self._each_stack(images, answer))
+        if not found:
+            empty = self.model.classify.weight.new_zeros(0, others.shape[1], self.model.num_classes)
+            return Answers(empty, empty.flatten(0, 1))
+        return Answers(*(torch.cat(column) for column in zip(*found, strict=True)))
 
     def compare(self, images: Tensor) -> Comparison:
         """Logits, self-supervised loss and gradient norm, before and after adapting to each image."""
         images = check_images(images)
-        theta = self._theta()
 
-        def compare(adapted: Adapted, predict: Predict, i: int) -> tuple[Tensor, ...]:
-            image, views = images[i : i + 1], adapted.first_views
+        def compare(adapted: Adapted, rows: slice) -> tuple[Tensor, ...]:
+            own, views = images[rows, None], adapted.first_views
             with torch.no_grad():
                 outputs = forward(adapted.model, adapted.params, views.images)
                 loss_after = selfsup_loss(outputs, views, _projection(adapted.inner.outputs))
-            before = self._logits(adapted.model, theta, image)[0]
-            loss, norm = adapted.inner.loss, adapted.inner.grad_norm
-            return before, predict(image)[0], adapted.view_average, loss, loss_after, norm
+            before = self._logits(adapted.model, _leaves(adapted.model, len(own)), own)[:, 0]
+            after = self._logits(adapted.model, adapted.params, own)[:, 0]
+            return before, after, adapted.view_average, adapted.inner.loss, loss_after, adapted.inner.grad_norm
 
-        rows = list(self.each(images, compare))
-        if not rows:
+        found = list(self._each_stack(images, compare))
+        if not found:
             raise InputError("Expected at least one image to compare, got an empty batch.")
-        return Comparison(*(torch.stack(column) for column in zip(*rows, strict=True)))
-
-    def each(self, images: Tensor, use: "Callable[[Adapted, Predict, int], Result]") -> Iterator[Result]:
-        """Adapt to each image and yield `use(adapted, predict, index)`; `predict(images)` gives the adapted logits.
-
-        On a CPU several images are computed at once, in threads, so `use` must not change what they share.
-        """
-        images = check_images(images)
-
-        def adapt_one(model: MT3Model, index: int) -> Result:
-            with torch.inference_mode(False), torch.enable_grad():
-                adapted = self._adapt_one(model, images[index].clone(memory_format=torch.contiguous_format))
-                return use(adapted, lambda others: self._logits(model, adapted.params, others), index)
-
-        return side_by_side(adapt_one, self.model, range(len(images)), count_threads(self.model, len(images)))
+        return Comparison(*(torch.cat(column) for column in zip(*found, strict=True)))
 
     def adapt(self, images: Tensor) -> Iterator[Adapted]:
         """Adapt to each image and yield the adapted models."""
-        return self.each(images, lambda adapted, predict, index: adapted)
+        for stack in self._each_stack(check_images(images), lambda adapted, rows: adapted):
+            for i in range(len(stack.view_average)):
+                yield _member(stack, i)
 
     def logits(self, params: Params, images: Tensor) -> Tensor:
-        """Logits of images under adapted parameters."""
+        """Logits (N, classes) of images under adapted parameters."""
         return self._logits(self.model, params, images)
+
+    def _each_stack(self, images: Tensor, use: Callable[[Adapted, slice], Result]) -> Iterator[Result]:
+        """Adapt to the images, stack by stack, and yield `use(adapted, rows)`.
+
+        On a CPU several stacks are computed at once, in threads, so `use` must not change what they share.
+        """
+        size = self.stack
+        if size is None:
+            copies = 2 * self.views if self.model.selfsup == "byol" else self.views
+            size = stack_size(self.model, len(images), copies)
+        stacks = [slice(start, start + size) for start in range(0, len(images), size)]
+
+        def adapt_stack(model: MT3Model, rows: slice) -> Result:
+            with torch.inference_mode(False), torch.enable_grad():
+                own = images[rows].clone(memory_format=torch.contiguous_format)
+                return use(self._adapt_stack(model, own), rows)
+
+        return side_by_side(adapt_stack, self.model, stacks, count_threads(self.model, len(stacks)))
 
     def _logits(self, model: MT3Model, params: Params, images: Tensor) -> Tensor:
         device, dtype = model.stem.weight.device, model.stem.weight.dtype
@@ -223,34 +264,72 @@ class Adapter(nn.Module):
             logits: Tensor = functional_call(model, params, (batch,))
         return logits
 
-    def _theta(self) -> Params:
-        def leaf(p: Tensor) -> Tensor:
-            return (p.clone() if p.is_inference() else p.detach()).requires_grad_()
-
-        with torch.inference_mode(False):
-            return {name: leaf(p) for name, p in self.model.named_parameters()}
-
-    def _adapt_one(self, model: MT3Model, image: Tensor) -> Adapted:
-        generator = image_generator(image, self.seed)
-        image = as_float(image.to(model.stem.weight.device), model.stem.weight.dtype)
+    def _adapt_stack(self, model: MT3Model, images: Tensor) -> Adapted:
+        generators = [image_generator(image, self.seed) for image in images]
+        images = as_float(images.to(model.stem.weight.device), model.stem.weight.dtype)
         drawn: list[tuple[Views, Tensor]] = []
 
         def draw(step: int) -> Views:
             if step == 0 or model.fresh_views:
-                pair = draw_test_views(image, model.selfsup, self.views, generator, model.crop_max)
+                pairs = [
+                    draw_test_views(image, model.selfsup, self.views, generator, model.crop_max)
+                    for image, generator in zip(images, generators, strict=True)
+                ]
                 drawn[1:] = []  # the first views are needed later, the others only now
-                drawn.append(pair)
+                views = stack_views([views for views, _ in pairs])
+                same = pairs[0][1] is pairs[0][0].images
+                drawn.append((views, views.images if same else torch.stack([upright for _, upright in pairs])))
             return drawn[-1][0]
 
-        inner = inner_loop(
-            model, self._theta(), draw, self.names, self.steps, self.lr, model.adapt_clip, model.clip_mode
-        )
+        theta = _leaves(model, len(images))
+        inner = inner_loop(model, theta, draw, self.names, self.steps, self.lr, model.adapt_clip, model.clip_mode)
         views, upright = drawn[0]
         with torch.no_grad():
-            view_logits = inner.outputs.logits if upright is views.images else model(upright)
-            average = view_logits.softmax(1).mean(0)
+            view_logits = inner.outputs.logits
+            if upright is not views.images:
+                view_logits = model(upright.flatten(0, 1)).view(*upright.shape[:2], -1)
+            average = view_logits.softmax(-1).mean(1)
         params = {name: p.detach() for name, p in inner.params.items()}
         return Adapted(model, params, views, inner, average)
+
+
+def _leaves(model: MT3Model, count: int) -> Params:
+    """A stack of the model's parameters to differentiate by."""
+
+    def leaf(p: Tensor) -> Tensor:
+        return (p.clone() if p.is_inference() else p.detach()).expand(count, *p.shape).requires_grad_()
+
+    with torch.inference_mode(False):
+        return {name: leaf(p) for name, p in model.named_parameters()}
+
+
+def _member(stack: Adapted, i: int) -> Adapted:
+    """One of the models adapted in a stack."""
+    inner = stack.inner
+    quarters = stack.first_views.quarters
+    return stack._replace(
+        params={name: p[i] for name, p in stack.params.items()},
+        first_views=Views(stack.first_views.images[i], None if quarters is None else quarters[i]),
+        inner=Inner(
+            {name: p[i] for name, p in inner.params.items()},
+            inner.loss[i],
+            inner.grad_norm[i],
+            Outputs(*(None if t is None else t[i] for t in inner.outputs)),  # type: ignore[arg-type]
+        ),
+        view_average=stack.view_average[i],
+    )
+
+
+def stack_size(model: MT3Model, items: int, images: int) -> int:
+    """How many of the tasks or images to adapt to at once, each with that many images in its passes.
+
+    Together they keep the largest activation within a budget: on a CPU what its caches hold, since more than that is no
+    faster one by one; on an accelerator, what fits into its memory some hundred times. There is one for each thread.
+    """
+    weight = model.stem.weight
+    size = images * weight.shape[0] * 32 * 32 * weight.element_size()
+    budget = CPU_BUDGET if weight.device.type == "cpu" else DEVICE_BUDGET
+    return max(1, min(budget // size, -(-items // count_threads(model, items))))
 
 
 def view_average(model: MT3Model, images: Tensor, seed: int = 0, views: int | None = None) -> Tensor:

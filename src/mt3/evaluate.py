@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mt3 import corruptions
-from mt3.adapt import Adapted, Adapter, Predict, view_average
+from mt3.adapt import Adapter, view_average
 from mt3.checkpoint import tensors_hash
 from mt3.data import CorruptedSet, Dataset
 from mt3.data.dataset import check_labels
@@ -259,7 +259,6 @@ def _predict_piece(job: _Job, source: Source, start: int, stop: int) -> Results:
     model, adapter = job.model, job.adapter
     device = model.stem.weight.device
     batch = _tensor(job.images.take(source, start, stop), device)
-    count = len(batch)
     with torch.no_grad():
         results: Results = {"before": _probabilities(model(batch))}
     if adapter is None:
@@ -271,17 +270,12 @@ def _predict_piece(job: _Job, source: Source, start: int, stop: int) -> Results:
             wanted.append((_clean_key(other), _tensor(job.images.take(other, start, stop), device), 1))
     elif job.controls:
         wanted.append(("same_corruption", batch, 1))
-    for row in ("view_average", *(row for row, _, _ in wanted)):
-        results[row] = np.zeros((count, model.num_classes), np.float32)
-
-    def use(adapted: Adapted, predict: Predict, i: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        stack = torch.stack([pictures[i - distance] for _, pictures, distance in wanted])
-        return adapted.view_average.float().cpu().numpy(), _probabilities(predict(stack))
-
-    for i, (average, answers) in enumerate(adapter.each(batch, use)):
-        results["view_average"][i] = average
-        for (row, _, distance), p in zip(wanted, answers, strict=True):
-            results[row][i - distance] = p
+    others = torch.stack([pictures.roll(distance, 0) for _, pictures, distance in wanted], dim=1)
+    answers = adapter.answer(batch, others)
+    results["view_average"] = answers.view_average.float().cpu().numpy()
+    probabilities = _probabilities(answers.logits)
+    for number, (row, _, distance) in enumerate(wanted):
+        results[row] = np.roll(probabilities[:, number], -distance, axis=0)
     return results
 
 

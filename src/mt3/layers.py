@@ -1,9 +1,13 @@
-"""Convolution and group normalisation whose gradients of gradients are as cheap as their arithmetic.
+"""Layers whose gradients of gradients are as cheap as their arithmetic, for one network or a stack of them.
 
 PyTorch differentiates a convolution's backward pass by convolutions with kernels as large as the image, and that of
 group normalisation by some forty passes over the activations. Here both are written out: a convolution's second
 derivative is four convolutions of the usual kind, a norm's is five sums and two linear combinations. Activations are
 kept channels-last, the layout in which these kernels are fastest. Third derivatives are refused.
+
+With parameters that have one dimension more in front, a layer is a stack of S layers that share their shape: images
+(N, S C, H, W) then hold S networks' channels side by side, so a convolution has S groups and a norm S times as many,
+and rows are (S, N, features). So tasks of a meta-batch, or images to adapt to, go through every operation together.
 """
 
 from typing import Any
@@ -13,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 
 Grad = Tensor | None
-Layout = tuple[list[int], list[int]]  # stride, padding
+Layout = tuple[list[int], list[int], int]  # stride, padding, groups
 
 LAST = torch.channels_last
 
@@ -22,8 +26,10 @@ class Conv2d(nn.Conv2d):
     """`nn.Conv2d` without dilation or groups, twice differentiable at the price of its arithmetic."""
 
     def forward(self, x: Tensor) -> Tensor:
-        layout = (list(self.stride), [int(p) for p in self.padding])
-        weight, bias = self.weight, self.bias
+        weight, bias, groups = self.weight, self.bias, 1
+        if weight.dim() == 5:
+            groups, weight, bias = len(weight), weight.flatten(0, 1), None if bias is None else bias.flatten()
+        layout = (list(self.stride), [int(p) for p in self.padding], groups)
         if torch.is_autocast_enabled(x.device.type):  # cast out here, where it is differentiable twice
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -37,8 +43,19 @@ class GroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(self.weight.dtype)  # statistics in full precision, as PyTorch's autocast has it
-        y: Tensor = _Norm.apply(x, self.weight, self.bias, self.num_groups, self.eps)  # type: ignore[no-untyped-call]
+        groups = self.num_groups * (len(self.weight) if self.weight.dim() == 2 else 1)
+        y: Tensor = _Norm.apply(x, self.weight.flatten(), self.bias.flatten(), groups, self.eps)  # type: ignore[no-untyped-call]
         return y
+
+
+class Linear(nn.Linear):
+    """`nn.Linear`, and a stack of them on rows (S, N, features)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.dim() == 2:
+            return super().forward(x)
+        bias: Grad = self.bias  # None with bias=False, which nn.Linear does not declare
+        return torch.bmm(x, self.weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, self.weight.mT)
 
 
 def _refuse_third_derivative() -> None:
@@ -48,8 +65,8 @@ def _refuse_third_derivative() -> None:
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Grad, layout: Layout) -> Tensor:
-    stride, padding = layout
-    return torch.convolution(x, weight, bias, stride, padding, [1, 1], False, [0, 0], 1)
+    stride, padding, groups = layout
+    return torch.convolution(x, weight, bias, stride, padding, [1, 1], False, [0, 0], groups)
 
 
 def _convolve_backward(
@@ -58,10 +75,10 @@ def _convolve_backward(
     """Gradients for the input, the weight and the bias; None for what is not wanted."""
     if not any(wanted):
         return None, None, None
-    stride, padding = layout
+    stride, padding, groups = layout
     size = [weight.shape[0]]
     gradients: tuple[Grad, Grad, Grad] = torch.ops.aten.convolution_backward(
-        g, x, weight, size, stride, padding, [1, 1], False, [0, 0], 1, list(wanted)
+        g, x, weight, size, stride, padding, [1, 1], False, [0, 0], groups, list(wanted)
     )
     return gradients
 

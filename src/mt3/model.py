@@ -12,7 +12,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from mt3.errors import InputError, one_of
-from mt3.layers import Conv2d, GroupNorm
+from mt3.layers import Conv2d, GroupNorm, Linear
 from mt3.method import SELFSUP, check_layers
 
 NORM_EPS = 1e-3  # the authors' code
@@ -48,10 +48,20 @@ class Block(nn.Module):
         activated = F.relu(self.norm1(x))
         shortcut = activated if self.activated_shortcut else x
         if self.extra_channels:
-            half = self.extra_channels // 2  # zero channels, half on each side
-            shortcut = F.pad(F.avg_pool2d(shortcut, 2), (0, 0, 0, 0, half, self.extra_channels - half))
+            stack = len(self.conv1.weight) if self.conv1.weight.dim() == 5 else 1
+            shortcut = _widen(F.avg_pool2d(shortcut, 2), self.extra_channels, stack)
         residual: Tensor = self.conv2(F.relu(self.norm2(self.conv1(activated))))
         return shortcut + residual
+
+
+def _widen(x: Tensor, extra: int, stack: int) -> Tensor:
+    """Add zero channels, half on each side; in a stack to each network's channels."""
+    half = extra // 2
+    if stack == 1:
+        return F.pad(x, (0, 0, 0, 0, half, extra - half))
+    last = x.permute(0, 2, 3, 1)  # channels-last in memory, so that this is no copy
+    apart = last.reshape(*last.shape[:3], stack, -1)
+    return F.pad(apart, (half, extra - half)).flatten(3).permute(0, 3, 1, 2)
 
 
 def _stage(blocks: int, inputs: int, outputs: int, groups: int, first: bool = False) -> nn.Sequential:
@@ -64,7 +74,7 @@ def _stage(blocks: int, inputs: int, outputs: int, groups: int, first: bool = Fa
 
 
 def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+    return nn.Sequential(Linear(inputs, hidden), nn.ReLU(), Linear(hidden, outputs))
 
 
 class MT3Model(
@@ -140,15 +150,15 @@ class MT3Model(
         self.norm = GroupNorm(groups, 4 * width, eps=NORM_EPS)
         features = 4 * width
         # the hidden layer that the classifier shares with the projector
-        self.hidden = None if head == "linear" else nn.Linear(features, hidden, bias=head == "mt3")
-        self.classify = nn.Linear(features if head == "linear" else hidden, num_classes)
+        self.hidden = None if head == "linear" else Linear(features, hidden, bias=head == "mt3")
+        self.classify = Linear(features if head == "linear" else hidden, num_classes)
         if selfsup == "byol":
-            self.project = nn.Linear(hidden, projection) if head == "mt3" else _mlp(hidden, hidden, projection)
+            self.project = Linear(hidden, projection) if head == "mt3" else _mlp(hidden, hidden, projection)
             self.predict = _mlp(projection, hidden, projection)
         if selfsup == "rotation":
             self.rotate_stage = _stage(blocks, 2 * width, 4 * width, groups)
             self.rotate_norm = GroupNorm(groups, features, eps=NORM_EPS)
-            self.rotate = nn.Linear(features, 4)
+            self.rotate = Linear(features, 4)
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -163,7 +173,10 @@ class MT3Model(
                 nn.init.zeros_(module.bias)
 
     def forward(self, images: Tensor, full: bool = False) -> Tensor | Outputs:
-        """Logits (N, classes); with `full` the outputs of all heads, from one pass."""
+        """Logits (N, classes); with `full` the outputs of all heads, from one pass.
+
+        Called with stacked parameters (S, ...), it takes images (S, N, 3, 32, 32) and all outputs are (S, N, ...).
+        """
         if self.precision == "float32":
             return self._outputs(images, full)
         with torch.autocast(images.device.type, getattr(torch, self.precision), cache_enabled=False):
@@ -174,8 +187,12 @@ class MT3Model(
         return Outputs(*(None if t is None else t.to(dtype) for t in outputs))  # type: ignore[arg-type]
 
     def _outputs(self, images: Tensor, full: bool) -> Tensor | Outputs:
-        trunk = self.stage2(self.stage1(self.stem(as_float(images, self.stem.weight.dtype))))
-        features = _pool(self.norm, self.stage3(trunk))
+        x = as_float(images, self.stem.weight.dtype)
+        stack = len(x) if x.dim() == 5 else None
+        if stack is not None:
+            x = x.transpose(0, 1).flatten(1, 2)  # (N, S 3, 32, 32)
+        trunk = self.stage2(self.stage1(self.stem(x)))
+        features = _pool(self.norm, self.stage3(trunk), stack)
         shared = features if self.hidden is None else F.relu(self.hidden(features))
         logits: Tensor = self.classify(shared)
         if not full:
@@ -184,7 +201,7 @@ class MT3Model(
         r = self.predict(z) if self.selfsup == "byol" else None
         turns = None
         if self.selfsup == "rotation":
-            turns = self.rotate(_pool(self.rotate_norm, self.rotate_stage(trunk)))
+            turns = self.rotate(_pool(self.rotate_norm, self.rotate_stage(trunk), stack))
         return Outputs(logits, z, r, turns)
 
     @classmethod
@@ -216,9 +233,10 @@ class MT3Model(
         return tuple(names)
 
 
-def _pool(norm: nn.GroupNorm, x: Tensor) -> Tensor:
+def _pool(norm: nn.GroupNorm, x: Tensor, stack: int | None) -> Tensor:
+    """Features (N, C), or (S, N, C)."""
     pooled: Tensor = F.relu(norm(x)).mean(dim=(2, 3))
-    return pooled
+    return pooled if stack is None else pooled.view(len(pooled), stack, -1).transpose(0, 1)
 
 
 def as_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -40,10 +40,11 @@ def side_by_side(
         return
     cores = max(1, torch.get_num_threads() // threads)
     local = threading.local()
+    shells = [shell(model) for _ in range(threads)]  # here and now: later the caller may be using the model
 
     def set_up() -> None:
         torch.set_num_threads(cores)  # of this thread
-        local.model = shell(model)
+        local.model = shells.pop()
 
     rest = iter(items)
     with ThreadPoolExecutor(threads, "mt3", set_up) as pool:

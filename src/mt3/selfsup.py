@@ -1,5 +1,6 @@
 """The self-supervised losses: what is minimised without labels."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,24 +16,31 @@ ROTATION_PAD = 4  # pixels, Sun et al.'s standard augmentation
 class Views(NamedTuple):
     """Images for the self-supervised loss: all a then all a-tilde for byol, turned copies for rotation."""
 
-    images: Tensor
+    images: Tensor  # (N, 3, 32, 32), or a stack of such
     quarters: Tensor | None = None  # the rotations to be recognised, in quarter turns
+
+
+def stack_views(views: Sequence[Views]) -> Views:
+    """Views of several tasks as one stack."""
+    quarters = None if views[0].quarters is None else torch.stack([v.quarters for v in views if v.quarters is not None])
+    return Views(torch.stack([v.images for v in views]), quarters)
 
 
 def byol_loss(prediction: Tensor, target: Tensor) -> Tensor:
     """Mean over the K pairs of L(r, z~) + L(r~, z), with L(a, b) = 2 - 2 cos(a, b).
 
     Rows are a_1..a_K, a~_1..a~_K in both arguments; each prediction meets the other view's projection. The caller
-    stops the gradient of the target.
+    stops the gradient of the target. A stack of rows gives a loss for each of its members.
     """
-    a, a_tilde = target.chunk(2)
-    cosine = (F.normalize(prediction, dim=1) * F.normalize(torch.cat([a_tilde, a]), dim=1)).sum(1)
-    return 2 * (2 - 2 * cosine).mean()
+    a, a_tilde = target.chunk(2, dim=-2)
+    cosine = (F.normalize(prediction, dim=-1) * F.normalize(torch.cat([a_tilde, a], dim=-2), dim=-1)).sum(-1)
+    return 2 * (2 - 2 * cosine).mean(-1)
 
 
 def rotation_loss(logits: Tensor, quarters: Tensor) -> Tensor:
-    """Cross-entropy of recognising by how many quarter turns each image was rotated."""
-    return F.cross_entropy(logits, quarters)
+    """Cross-entropy of recognising by how many quarter turns each image was rotated; one for each of a stack."""
+    each = F.cross_entropy(logits.flatten(0, -2), quarters.flatten(), reduction="none")
+    return each.view(quarters.shape).mean(-1)
 
 
 def selfsup_loss(outputs: Outputs, views: Views, target: Tensor | None) -> Tensor:

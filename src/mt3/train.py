@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mt3.adapt import Params, clip_gradients, forward, inner_loop
+from mt3.adapt import Params, clip_gradients, forward, inner_loop, stack_params, stack_size
 from mt3.augment import apply_shift, crop_and_flip, draw_shift, make_views, rotate, seeded_generator
 from mt3.checkpoint import MODEL_FILES, load, load_checkpoint, newest_step, read_run, save_checkpoint, save_model
 from mt3.config import BOOKKEEPING, Config, config_from_dict, config_to_dict, warm_config
@@ -24,16 +24,16 @@ from mt3.files import METRICS_FILE, RUN_FILE, atomic_path, write_json
 from mt3.model import MT3Model, as_float, refuse_batch_norm
 from mt3.parallel import count_threads, side_by_side
 from mt3.progress import Progress
-from mt3.selfsup import Views, selfsup_loss
+from mt3.selfsup import Views, selfsup_loss, stack_views
 
 WARM = "warm"  # where a run keeps the training that comes first
 LR_DROP = 0.1  # Sun et al.'s factor at each milestone
 
 
 class Task(NamedTuple):
-    """A batch of images that share one draw of B, with their views for the self-supervised loss."""
+    """A batch of images that share one draw of B, with their views for the self-supervised loss; or a stack of such."""
 
-    images: Tensor  # x, (K, 3, 32, 32)
+    images: Tensor  # x, (K, 3, 32, 32), or (S, K, 3, 32, 32)
     labels: Tensor  # y, (K,)
     views: Views | None
 
@@ -103,18 +103,19 @@ def _joint_pass(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Logits of x, and the cross-entropy and self-supervised loss, from one pass over x and its views."""
     assert task.views is not None
-    k = len(task.images)
+    k = task.labels.shape[-1]
     rotation = task.views.quarters is not None
-    batch = task.views.images if rotation else torch.cat([task.images, task.views.images])
+    batch = task.views.images if rotation else torch.cat([task.images, task.views.images], dim=-4)
     outputs = forward(model, params, batch)
-    logits = outputs.logits[:k]
+    logits = outputs.logits[..., :k, :]
     if not rotation:  # the rows of the views
-        outputs = outputs._replace(prediction=outputs.prediction[k:], projection=outputs.projection[k:])  # type: ignore[index]
-        if own_target:
-            assert outputs.projection is not None
-            target = outputs.projection.detach()
-    ce = F.cross_entropy(logits, task.labels)
-    selfsup = selfsup_loss(outputs, task.views, target)
+        assert outputs.prediction is not None
+        assert outputs.projection is not None
+        own = outputs.projection[..., k:, :]
+        outputs = outputs._replace(prediction=outputs.prediction[..., k:, :], projection=own)
+        target = own.detach() if own_target else target
+    ce = F.cross_entropy(logits.flatten(0, -2), task.labels.flatten())
+    selfsup = selfsup_loss(outputs, task.views, target).mean()
     return logits, {"ce": ce, "selfsup": selfsup}
 
 
@@ -138,10 +139,13 @@ def joint_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
 
 
 def meta_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
-    """The joint loss after the inner loop, differentiable through it."""
+    """The joint loss after the inner loop, differentiable through it; of a stack of tasks, their mean."""
     assert task.views is not None
     views = task.views
-    model, theta = state.model, _theta(state.model)
+    model, theta, ema = state.model, _theta(state.model), state.ema
+    if task.labels.dim() == 2:
+        theta = stack_params(theta, len(task.labels))
+        ema = None if ema is None else stack_params(ema, len(task.labels))
     inner = inner_loop(
         model,
         theta,
@@ -153,16 +157,17 @@ def meta_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
         config.clip_mode,
         config.inner_target,
         second_order=config.order == "second",
-        ema=state.ema,
+        ema=ema,
     )
     target = inner.outputs.projection.detach() if inner.outputs.projection is not None else None
     logits, metrics = _joint_pass(model, inner.params, task, target, own_target=config.outer_target == "adapted")
     total = metrics["ce"] + config.gamma * metrics["selfsup"]
-    metrics |= {"inner_loss": inner.loss, "inner_grad_norm": inner.grad_norm}
+    metrics |= {"inner_loss": inner.loss.mean(), "inner_grad_norm": inner.grad_norm.mean()}
     metrics["accuracy_after"] = _accuracy(logits, task.labels)
     if log:
         with torch.no_grad():
-            metrics["accuracy_before"] = _accuracy(model(task.images), task.labels)
+            before = model(task.images.flatten(0, -4)).view_as(logits)
+            metrics["accuracy_before"] = _accuracy(before, task.labels)
     return Loss(total, metrics)
 
 
@@ -178,7 +183,7 @@ def _theta(model: MT3Model) -> Params:
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits.detach().argmax(1) == labels).float().mean()
+    return (logits.detach().argmax(-1) == labels).float().mean()
 
 
 def images_per_task(config: Config) -> int:
@@ -208,8 +213,8 @@ def gradient_of_step(
 ) -> dict[str, float]:
     """Set the gradient of the mean loss over the step's tasks; returns what to log.
 
-    As many tasks as there are threads are held at once: a task's graph is freed before the thread's next. A batch of
-    cross-entropy or joint training is split over the threads.
+    Each thread holds the graph of one stack of tasks, which is freed before its next; large networks have stacks of one
+    task. A batch of cross-entropy or joint training is split over the threads.
     """
     parameters = list(state.model.parameters())
 
@@ -223,7 +228,9 @@ def gradient_of_step(
 
     draw_number = partial(draw_step_task, images, labels, config, step, steps_per_epoch)
     if config.training == "meta":  # a task is adapted to as a whole
-        pieces = [(partial(draw_number, number), 1 / config.tasks) for number in range(config.tasks)]
+        size = stack_size(state.model, config.tasks, 3 * config.task_size)
+        stacks = [range(config.tasks)[start : start + size] for start in range(0, config.tasks, size)]
+        pieces = [(partial(_draw_stack, draw_number, numbers), len(numbers) / config.tasks) for numbers in stacks]
     else:
         parts = split_task(draw_number(0), count_threads(state.model, config.task_size))
         pieces = [(partial(_itself, part), len(part.images) / config.task_size) for part in parts]
@@ -237,6 +244,14 @@ def gradient_of_step(
         for name, value in metrics.items():
             sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value
     return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
+
+
+def _draw_stack(draw: Callable[[int], Task], numbers: Sequence[int]) -> Task:
+    tasks = [draw(number) for number in numbers]
+    if len(tasks) == 1:
+        return tasks[0]
+    views = stack_views([task.views for task in tasks if task.views is not None])
+    return Task(torch.stack([task.images for task in tasks]), torch.stack([task.labels for task in tasks]), views)
 
 
 def _itself(task: Task) -> Task:

@@ -59,13 +59,6 @@ def our_answer(setting: Setting) -> Callable[[], Tensor]:
     return lambda: adapter(images)
 
 
-def torch_layers_answer(setting: Setting) -> Callable[[], Tensor]:
-    """The same on PyTorch's layers, one image after the other."""
-    model, images = prepare(setting)
-    adapter = Adapter(peers.torch_layers(model))
-    return lambda: torch.cat([adapter(image[None]) for image in images])
-
-
 def peer_answer(setting: Setting, adapt: peers.Adapt) -> Callable[[], Tensor]:
     """A call that computes the same with a peer, one image after the other; views are drawn in the same way."""
     model, images = prepare(setting)
@@ -83,7 +76,7 @@ def bench_adapt(setting: Setting, rounds: int = 5, scaling: bool = False) -> dic
     """Seconds, ratios to the peers, share of the floor and peak memory; with `scaling` how they grow."""
     about = machine()
     found, absent = peers.load_peers(peers.ADAPT)
-    calls = {OURS: our_answer(setting), "torch layers": torch_layers_answer(setting)}
+    calls = {OURS: our_answer(setting)}
     calls |= {name: peer_answer(setting, adapt) for name, adapt in found.items()}
     rounded = f"{OURS} bfloat16"
     calls[rounded] = our_answer(replace(setting, precision="bfloat16"))

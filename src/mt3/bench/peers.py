@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mt3.adapt import Params
+from mt3.adapt import Params, inner_loop
 from mt3.config import Config
-from mt3.layers import Conv2d, GroupNorm
+from mt3.layers import Conv2d, GroupNorm, Linear
 from mt3.model import MT3Model, Outputs, as_float
 from mt3.selfsup import Views, byol_loss
 from mt3.train import State, Task, meta_loss
@@ -45,6 +45,8 @@ def torch_layers(model: MT3Model) -> MT3Model:
             module.__class__ = nn.Conv2d  # type: ignore[assignment]  # ours differ in `forward` alone
         elif isinstance(module, GroupNorm):
             module.__class__ = nn.GroupNorm  # type: ignore[assignment]
+        elif isinstance(module, Linear):
+            module.__class__ = nn.Linear  # type: ignore[assignment]
     return plain
 
 
@@ -112,6 +114,16 @@ def plain_adapt(model: MT3Model, image: Tensor, views: Views) -> Tensor:
 def torch_layers_loss(model: MT3Model, task: Task, config: Config) -> Tensor:
     """This package's own loss; with PyTorch's layers, and task after task, it shows what these two bring."""
     return meta_loss(State(model, torch.optim.SGD(model.parameters()), None), task, config, False).total
+
+
+def torch_layers_adapt(model: MT3Model, image: Tensor, views: Views) -> Tensor:
+    """This package's own inner loop, likewise."""
+    theta: Params = dict(model.named_parameters())
+    names = model.adapted_names()
+    inner = inner_loop(model, theta, lambda step: views, names, 1, model.adapt_lr, model.adapt_clip)
+    with torch.no_grad():
+        logits: Tensor = functional_call(model, inner.params, (as_float(image),))
+    return logits
 
 
 def _load_torchopt() -> TaskLoss:
@@ -195,4 +207,8 @@ META_STEP: dict[str, Callable[[], TaskLoss]] = {
     "torchopt": _load_torchopt,
     "higher": _load_higher,
 }
-ADAPT: dict[str, Callable[[], Adapt]] = {"plain": lambda: plain_adapt, "torch-ttt": _load_torch_ttt}
+ADAPT: dict[str, Callable[[], Adapt]] = {
+    "plain": lambda: plain_adapt,
+    "torch layers": lambda: torch_layers_adapt,
+    "torch-ttt": _load_torch_ttt,
+}
