@@ -135,7 +135,7 @@ def _text(summary: dict[str, Any], results: dict[str, dict[str, Any]], seconds: 
 
 
 def _draw(out: Path, dataset: Dataset, names: list[str]) -> None:
-    """One column per corruption, with the test images in their order: nothing is picked by hand."""
+    """One pair per corruption, with the test images in their order: nothing is picked by hand."""
     with np.load(out / "evaluation-mt3.npz", allow_pickle=False) as file:
         names = names[: len(file["labels"])]
     clean = dataset.test_images[: len(names)]

@@ -204,6 +204,9 @@ def _spaced(xs: Sequence[float]) -> list[float]:
     return [xs[i] for i in [*kept, len(xs) - 1]]
 
 
+PAIRS = 5  # in a row
+
+
 def draw_examples(
     path: Path,
     clean: NDArray[np.uint8],
@@ -212,34 +215,34 @@ def draw_examples(
     texts: Sequence[Sequence[str | bool]],
     truth: Sequence[str],
 ) -> None:
-    """A figure of images, their corrupted versions and the prediction before and after.
+    """A figure of images, each beside its corrupted version, with the prediction before and after.
 
-    `texts` holds (before, right?, after, right?) for each column; a right answer is drawn with a tick and in blue, a
+    `texts` holds (before, right?, after, right?) for each pair; a right answer is drawn with a tick and in blue, a
     wrong one with a cross and in orange.
     """
     pyplot = import_pyplot()
-    count = len(clean)
-    figure, axes = pyplot.subplots(2, count, figsize=(1.35 * count, 3.9), squeeze=False)
-    for i in range(count):
-        for axis, image in ((axes[0, i], clean[i]), (axes[1, i], corrupted[i])):
-            axis.imshow(image, interpolation="nearest")
-            axis.set_xticks([])
-            axis.set_yticks([])
-        axes[0, i].set_title(f"truth: {truth[i]}", fontsize=9)
-        axes[1, i].set_title(names[i].replace("_", "\n"), fontsize=8)
+    columns = min(PAIRS, len(clean))
+    rows = -(-len(clean) // columns)
+    figure, axes = pyplot.subplots(rows, columns, figsize=(2.6 * columns, 2.0 * rows), squeeze=False)
+    for axis in axes.flat:
+        axis.axis("off")
+    for i, axis in enumerate(axes.flat[: len(clean)]):
+        gap = np.full((clean[i].shape[0], 2, 3), 255, np.uint8)
+        axis.imshow(np.concatenate([clean[i], gap, corrupted[i]], axis=1), interpolation="nearest")
+        axis.set_title(f"{truth[i]}, {names[i].replace('_', ' ')}", fontsize=10)
         before, before_right, after, after_right = texts[i]
         for line, (text, right) in enumerate(((f"before: {before}", before_right), (f"after: {after}", after_right))):
-            axes[1, i].text(
+            axis.text(
                 0.5,
-                -0.12 - 0.2 * line,
+                -0.06 - 0.17 * line,
                 text + (" ✓" if right else " ✗"),
-                transform=axes[1, i].transAxes,
+                transform=axis.transAxes,
                 ha="center",
                 va="top",
-                fontsize=8,
+                fontsize=9,
                 color="#0072B2" if right else "#D55E00",
             )
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.tight_layout(h_pad=2.2, rect=(0, 0.03, 1, 1))
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=150)
     pyplot.close(figure)
