@@ -160,9 +160,9 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--corruptions", nargs="+", action="extend", help="as of `mt3 evaluate`")
     reproduce.add_argument("--severity", type=_count, nargs="+", action="extend", help="1 to 5 (default: 5)")
     reproduce.add_argument("--corrupted", type=_path, metavar="CDIR", help="images in the published -C layout")
-    reproduce.add_argument("--limit", type=_count, help="test images (default: 100 digits, all of CIFAR)")
+    reproduce.add_argument("--limit", type=_count, help="test images (default: 50 digits, all of CIFAR)")
     reproduce.add_argument(
-        "--sweep-limit", type=_count, help="test images for sweeps (default: 50 digits, else --limit)"
+        "--sweep-limit", type=_count, help="test images for sweeps (default: 25 digits, else --limit)"
     )
     reproduce.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     _data_arguments(reproduce)

@@ -43,8 +43,8 @@ from mt3.train import (
     train,
 )
 
-IMAGES = {"digits": 100}  # test images under each corruption; of other data all
-SWEEP_IMAGES = {"digits": 50}
+IMAGES = {"digits": 50}  # test images under each corruption; of other data all
+SWEEP_IMAGES = {"digits": 25}
 TIMED = 0.5  # seconds for which steps of a training, or images, are timed
 SLOW = 3.0  # seconds; a first step, which also warms up, that takes longer is not repeated
 

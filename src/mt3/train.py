@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -214,31 +214,24 @@ def gradient_of_step(
     """Set the gradient of the mean loss over the step's tasks; returns what to log.
 
     Each thread holds the graph of one stack of tasks, which is freed before its next; large networks have stacks of one
-    task. A batch of cross-entropy or joint training is split over the threads.
+    task. The one batch of cross-entropy or joint training has all threads for each operation.
     """
     parameters = list(state.model.parameters())
 
-    def piece_gradient(
-        model: MT3Model, piece: tuple[Callable[[], Task], float]
-    ) -> tuple[Sequence[Tensor | None], dict[str, Tensor]]:
-        draw, share = piece
-        loss = LOSSES[config.training](replace(state, model=model), draw(), config, log)
+    def stack_gradient(model: MT3Model, numbers: Sequence[int]) -> tuple[Sequence[Tensor | None], dict[str, Tensor]]:
+        tasks = [draw_step_task(images, labels, config, step, steps_per_epoch, number) for number in numbers]
+        loss = LOSSES[config.training](replace(state, model=model), stack_tasks(tasks), config, log)
+        share = len(numbers) / config.tasks
         gradients = torch.autograd.grad(share * loss.total, parameters, allow_unused=True)
         return gradients, {n: share * v.detach() for n, v in ({"loss": loss.total} | loss.metrics).items()}
 
-    draw_number = partial(draw_step_task, images, labels, config, step, steps_per_epoch)
-    if config.training == "meta":  # a task is adapted to as a whole
-        size = stack_size(state.model, config.tasks, 3 * config.task_size)
-        stacks = [range(config.tasks)[start : start + size] for start in range(0, config.tasks, size)]
-        pieces = [(partial(_draw_stack, draw_number, numbers), len(numbers) / config.tasks) for numbers in stacks]
-    else:
-        parts = split_task(draw_number(0), count_threads(state.model, config.task_size))
-        pieces = [(partial(_itself, part), len(part.images) / config.task_size) for part in parts]
+    size = stack_size(state.model, config.tasks, 3 * config.task_size)
+    stacks = [range(config.tasks)[start : start + size] for start in range(0, config.tasks, size)]
     state.optimizer.zero_grad()
     sums: dict[str, Tensor] = {}
-    threads = count_threads(state.model, len(pieces))
-    for gradients, metrics in side_by_side(piece_gradient, state.model, pieces, threads):
-        for p, g in zip(parameters, gradients, strict=True):  # in the pieces' order, whatever the threads
+    threads = count_threads(state.model, len(stacks))
+    for gradients, metrics in side_by_side(stack_gradient, state.model, stacks, threads):
+        for p, g in zip(parameters, gradients, strict=True):  # in the stacks' order, whatever the threads
             if g is not None:
                 p.grad = g if p.grad is None else p.grad.add_(g)
         for name, value in metrics.items():
@@ -246,31 +239,12 @@ def gradient_of_step(
     return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
 
 
-def _draw_stack(draw: Callable[[int], Task], numbers: Sequence[int]) -> Task:
-    tasks = [draw(number) for number in numbers]
+def stack_tasks(tasks: Sequence[Task]) -> Task:
+    """Tasks of equal size as one stack; a single one stays as it is."""
     if len(tasks) == 1:
         return tasks[0]
     views = stack_views([task.views for task in tasks if task.views is not None])
     return Task(torch.stack([task.images for task in tasks]), torch.stack([task.labels for task in tasks]), views)
-
-
-def _itself(task: Task) -> Task:
-    return task
-
-
-def split_task(task: Task, parts: int) -> list[Task]:
-    """Split a batch into smaller ones, each with the views of its images; the mean losses then add up by size."""
-    count = len(task.images)
-    split = []
-    for rows in torch.arange(count, device=task.images.device).chunk(parts):
-        views = None
-        if task.views is not None:  # copies of the batch one after the other: a and a-tilde, or the four turns
-            copies = len(task.views.images) // count
-            own = torch.cat([rows + count * copy for copy in range(copies)])
-            quarters = task.views.quarters
-            views = Views(task.views.images[own], None if quarters is None else quarters[own])
-        split.append(Task(task.images[rows], task.labels[rows], views))
-    return split
 
 
 def apply_gradient(state: State, config: Config, step: int, total_steps: int, steps_per_epoch: int) -> dict[str, float]:
