@@ -22,7 +22,7 @@ from mt3.progress import duration
 from mt3.report import interval, result_table
 from mt3.train import train
 
-IMAGES = 100  # held-out images under each corruption
+IMAGES = 150  # held-out images under each corruption
 SEVERITY = 5
 
 
