@@ -144,7 +144,7 @@ def test_the_plan_in_words(tmp_path, digits):
     assert plan_text(study, parts).splitlines() == [
         "preset demo on digits, with lr=0.1",
         f"seeds 0, 1, into {tmp_path}",
-        "100 test images under each of 2 corruptions, severity 3, 5",
+        "50 test images under each of 2 corruptions, severity 3, 5",
         "",
         "| part                 |     state |   estimate |",
         "|----------------------|----------:|-----------:|",
