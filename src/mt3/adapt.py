@@ -239,15 +239,17 @@ class Adapter(nn.Module):
         """Logits (N, classes) of images under adapted parameters."""
         return self._logits(self.model, params, images)
 
+    def stack_for(self, count: int) -> int:
+        """How many of `count` images are adapted to at once."""
+        views = 2 * self.views if self.model.selfsup == "byol" else self.views
+        return self.stack or stack_size(self.model, count, views)
+
     def _each_stack(self, images: Tensor, use: Callable[[Adapted, slice], Result]) -> Iterator[Result]:
         """Adapt to the images, stack by stack, and yield `use(adapted, rows)`.
 
         On a CPU several stacks are computed at once, in threads, so `use` must not change what they share.
         """
-        size = self.stack
-        if size is None:
-            copies = 2 * self.views if self.model.selfsup == "byol" else self.views
-            size = stack_size(self.model, len(images), copies)
+        size = self.stack_for(len(images))
         stacks = [slice(start, start + size) for start in range(0, len(images), size)]
 
         def adapt_stack(model: MT3Model, rows: slice) -> Result:
@@ -295,12 +297,9 @@ class Adapter(nn.Module):
 
 def _leaves(model: MT3Model, count: int) -> Params:
     """A stack of the model's parameters to differentiate by."""
-
-    def leaf(p: Tensor) -> Tensor:
-        return (p.clone() if p.is_inference() else p.detach()).expand(count, *p.shape).requires_grad_()
-
     with torch.inference_mode(False):
-        return {name: leaf(p) for name, p in model.named_parameters()}
+        own = {name: p.clone() if p.is_inference() else p.detach() for name, p in model.named_parameters()}
+        return {name: p.requires_grad_() for name, p in stack_params(own, count).items()}
 
 
 def _member(stack: Adapted, i: int) -> Adapted:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mt3.ablations import SWEEPS, SWEPT, TRAINED, label
-from mt3.adapt import Adapter, stack_size, view_average
+from mt3.adapt import Adapter, view_average
 from mt3.checkpoint import load
 from mt3.config import Config, make_config, warm_config
 from mt3.data import Dataset
@@ -367,10 +367,10 @@ def time_step(config: Config, dataset: Dataset, device: torch.device) -> float:
 def time_image(config: Config, dataset: Dataset, device: torch.device) -> float:
     """Seconds of evaluating an image, adapted as the model does by itself."""
     model = build_model(config, dataset).to(device).eval()
-    copies = 2 * config.test_views if config.selfsup == "byol" else config.test_views
-    count = min(PIECE, torch.get_num_threads() * stack_size(model, PIECE, copies))  # a stack for each thread
-    batch = torch.from_numpy(dataset.test_images[:count]).permute(0, 3, 1, 2).contiguous().to(device)
     adapter = None if model.selfsup == "none" else Adapter(model)
+    stack = 1 if adapter is None else adapter.stack_for(PIECE)
+    count = min(PIECE, torch.get_num_threads() * stack)  # a stack for each thread
+    batch = torch.from_numpy(dataset.test_images[:count]).permute(0, 3, 1, 2).contiguous().to(device)
 
     def answer(number: int) -> None:
         (view_average(model, batch) if adapter is None else adapter(batch)).cpu()
