@@ -5,19 +5,18 @@ Torch is imported where needed.
 
 import argparse
 import json
-import math
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from mt3.ablations import ABLATIONS, resolve_ablations
-from mt3.bench import BENCHMARKS
+from mt3.arguments import Parser, compute_arguments, count, data_arguments, path, rate, set_up
+from mt3.bench.commands import add_bench
 from mt3.config import CHOICES, FIELDS, make_config, preset_names
 from mt3.data.dataset import DATASETS
 from mt3.errors import InputError, name_list
-from mt3.files import check_can_write, write_json
+from mt3.files import check_can_write
 from mt3.method import LAYERS, METHODS, get_method
 from mt3.version import __version__
 
@@ -25,20 +24,13 @@ if TYPE_CHECKING:
     from mt3.data import CorruptedSet, Dataset
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message[:1].upper()}{message[1:]}; see `{self.prog} --help`.")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="mt3",
         description="Meta test-time training: image classifiers that adapt to each single unlabeled image.",
     )
     parser.add_argument("--version", action="version", version=f"mt3 {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="COMMAND")
 
     train = commands.add_parser(
         "train",
@@ -51,91 +43,60 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--preset", help=f"one of {name_list(preset_names())} (default: demo for the digits, paper for CIFAR)"
     )
-    train.add_argument("--out", type=_path, required=True, help="the run's directory")
-    train.add_argument("--seed", type=_count, default=0)
-    train.add_argument("--max-steps", type=_count, help="stop after this many steps; --resume goes on later")
+    train.add_argument("--out", type=path, required=True, help="the run's directory")
+    train.add_argument("--seed", type=count, default=0)
+    train.add_argument("--max-steps", type=count, help="stop after this many steps; --resume goes on later")
     train.add_argument("--resume", action="store_true", help="continue the run in --out, or start it if there is none")
-    train.add_argument("--init", type=_path, metavar="RUN", help="start from this run's weights")
+    train.add_argument("--init", type=path, metavar="RUN", help="start from this run's weights")
     train.add_argument("--tensorboard", action="store_true", help="also log for TensorBoard (an extra)")
-    _data_arguments(train)
-    _compute_arguments(train)
+    data_arguments(train)
+    compute_arguments(train)
     train.set_defaults(run=_train)
 
     evaluate = commands.add_parser("evaluate", help="accuracy under corruption, before and after adapting")
-    evaluate.add_argument("model", type=_path, metavar="RUN", help="a run or a saved model")
+    evaluate.add_argument("model", type=path, metavar="RUN", help="a run or a saved model")
     evaluate.add_argument(
         "--corruptions", nargs="+", action="extend", help="names, or: all (the paper's; default), held-out, every, none"
     )
     evaluate.add_argument(
-        "--severity", type=_count, nargs="+", action="extend", help="1 to 5 (default: 5); several give all of them"
+        "--severity", type=count, nargs="+", action="extend", help="1 to 5 (default: 5); several give all of them"
     )
-    evaluate.add_argument("--limit", type=_count, help="only this many images of the test split")
-    evaluate.add_argument("--corrupted", type=_path, metavar="DIR", help="images in the published -C layout")
+    evaluate.add_argument("--limit", type=count, help="only this many images of the test split")
+    evaluate.add_argument("--corrupted", type=path, metavar="DIR", help="images in the published -C layout")
     evaluate.add_argument("--controls", action="store_true", help="also adapt on other images, to split the gain")
     evaluate.add_argument("--adapt-layers", help=f"what adapts: {name_list(LAYERS)} (default: the model's)")
     evaluate.add_argument("--ablation", metavar="LABEL", help="the name of this variant in a report")
     evaluate.add_argument("--data", help="the data set, if RUN does not say")
-    evaluate.add_argument("--out", type=_path, help="JSON file (default: RUN/evaluation.json)")
+    evaluate.add_argument("--out", type=path, help="JSON file (default: RUN/evaluation.json)")
     _adapt_arguments(evaluate)
-    _data_arguments(evaluate)
-    _compute_arguments(evaluate)
+    data_arguments(evaluate)
+    compute_arguments(evaluate)
     evaluate.set_defaults(run=_evaluate)
 
     predict = commands.add_parser("predict", help="class and probability of image files, before and after adapting")
-    predict.add_argument("model", type=_path, metavar="RUN", help="a run or a saved model")
-    predict.add_argument("images", type=_path, nargs="+", metavar="IMAGE")
+    predict.add_argument("model", type=path, metavar="RUN", help="a run or a saved model")
+    predict.add_argument("images", type=path, nargs="+", metavar="IMAGE")
     predict.add_argument("--json", action="store_true", help="print JSON")
     _adapt_arguments(predict)
-    _compute_arguments(predict)
+    compute_arguments(predict)
     predict.set_defaults(run=_predict)
 
     corrupt = commands.add_parser("corrupt", help="write corrupted test images in the published -C layout")
     corrupt.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
-    corrupt.add_argument("--out", type=_path, metavar="DIR", help="the directory to write; whole files in it are kept")
+    corrupt.add_argument("--out", type=path, metavar="DIR", help="the directory to write; whole files in it are kept")
     corrupt.add_argument(
         "--corruptions", nargs="+", action="extend", help="names, or: all (the paper's), held-out, every (default)"
     )
-    corrupt.add_argument("--severities", type=_count, nargs="+", action="extend", help="1 to 5 (default: all five)")
-    corrupt.add_argument("--limit", type=_count, help="only this many images of the test split")
-    corrupt.add_argument("--seed", type=_count, default=0)
-    corrupt.add_argument("--workers", type=_count, help="processes (default: one for each core)")
-    corrupt.add_argument(
-        "--preview", type=_path, metavar="FILE", help="draw one image under all of them (.png or .pdf)"
-    )
-    corrupt.add_argument("--image", type=_count, default=0, metavar="INDEX", help="which test image to draw")
-    _data_arguments(corrupt)
+    corrupt.add_argument("--severities", type=count, nargs="+", action="extend", help="1 to 5 (default: all five)")
+    corrupt.add_argument("--limit", type=count, help="only this many images of the test split")
+    corrupt.add_argument("--seed", type=count, default=0)
+    corrupt.add_argument("--workers", type=count, help="processes (default: one for each core)")
+    corrupt.add_argument("--preview", type=path, metavar="FILE", help="draw one image under all of them (.png or .pdf)")
+    corrupt.add_argument("--image", type=count, default=0, metavar="INDEX", help="which test image to draw")
+    data_arguments(corrupt)
     corrupt.set_defaults(run=_corrupt)
 
-    bench = commands.add_parser("bench", help="measure how fast a part of the package is on this machine")
-    bench.set_defaults(run=_bench)
-    measured = bench.add_subparsers(parser_class=_Parser, metavar="WHAT")
-    of_step = measured.add_parser("meta-step", help=BENCHMARKS["meta-step"])
-    of_step.add_argument("--tasks", type=_count, default=4, help="T (default: 4)")
-    of_step.add_argument("--task-size", type=_count, default=8, help="K (default: 8)")
-    of_step.add_argument("--inner-steps", type=_count, default=1, help="M (default: 1)")
-    _network_arguments(of_step)
-    _bench_arguments(of_step, rounds=5)
-    of_step.set_defaults(run=_bench_meta_step)
-    of_adapt = measured.add_parser("adapt", help=BENCHMARKS["adapt"])
-    of_adapt.add_argument("--views", type=_count, default=32, help="K_T (default: 32)")
-    of_adapt.add_argument("--images", type=_count, default=4, help="in a call (default: 4)")
-    _network_arguments(of_adapt)
-    _bench_arguments(of_adapt, rounds=5)
-    of_adapt.set_defaults(run=_bench_adapt)
-    of_augment = measured.add_parser("augment", help=BENCHMARKS["augment"])
-    of_augment.add_argument("--images", type=_count, default=32, help="in a call, two views of each (default: 32)")
-    _bench_arguments(of_augment, rounds=15)
-    of_augment.set_defaults(run=_bench_augment)
-    of_corruptions = measured.add_parser("corruptions", help=BENCHMARKS["corruptions"])
-    of_corruptions.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
-    of_corruptions.add_argument("--images", type=_count, default=128, help="test images in a call (default: 128)")
-    of_corruptions.add_argument("--severity", type=_count, default=5, help="1 to 5 (default: 5)")
-    _data_arguments(of_corruptions)
-    _bench_arguments(of_corruptions, rounds=5, threads=False)
-    of_corruptions.set_defaults(run=_bench_corruptions)
-    of_all = measured.add_parser("all", help=BENCHMARKS["all"])
-    _bench_arguments(of_all, rounds=5)
-    of_all.set_defaults(run=_bench_all)
+    add_bench(commands)
 
     reproduce = commands.add_parser(
         "reproduce",
@@ -149,8 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.add_argument(
         "--preset", help=f"one of {name_list(preset_names())} (default: demo for the digits, paper for CIFAR)"
     )
-    reproduce.add_argument("--seeds", type=_count, default=3, help="how many, from 0 on (default: 3)")
-    reproduce.add_argument("--out", type=_path, metavar="DIR", help="the directory (default: runs/PRESET-DATA)")
+    reproduce.add_argument("--seeds", type=count, default=3, help="how many, from 0 on (default: 3)")
+    reproduce.add_argument("--out", type=path, metavar="DIR", help="the directory (default: runs/PRESET-DATA)")
     reproduce.add_argument(
         "--methods", nargs="+", action="extend", help=f"of {name_list(METHODS)} (default: those of the paper's table)"
     )
@@ -158,31 +119,31 @@ def _parser() -> argparse.ArgumentParser:
         "--ablations", nargs="+", action="extend", metavar="NAME", help=f"of {name_list(ABLATIONS)}, or all"
     )
     reproduce.add_argument("--corruptions", nargs="+", action="extend", help="as of `mt3 evaluate`")
-    reproduce.add_argument("--severity", type=_count, nargs="+", action="extend", help="1 to 5 (default: 5)")
-    reproduce.add_argument("--corrupted", type=_path, metavar="CDIR", help="images in the published -C layout")
-    reproduce.add_argument("--limit", type=_count, help="test images (default: 50 digits, all of CIFAR)")
+    reproduce.add_argument("--severity", type=count, nargs="+", action="extend", help="1 to 5 (default: 5)")
+    reproduce.add_argument("--corrupted", type=path, metavar="CDIR", help="images in the published -C layout")
+    reproduce.add_argument("--limit", type=count, help="test images (default: 50 digits, all of CIFAR)")
     reproduce.add_argument(
-        "--sweep-limit", type=_count, help="test images for sweeps (default: 25 digits, else --limit)"
+        "--sweep-limit", type=count, help="test images for sweeps (default: 25 digits, else --limit)"
     )
     reproduce.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
-    _data_arguments(reproduce)
-    _compute_arguments(reproduce)
+    data_arguments(reproduce)
+    compute_arguments(reproduce)
     reproduce.set_defaults(run=_reproduce)
 
     report = commands.add_parser("report", help="tables and figures from evaluations and training curves")
     report.add_argument(
-        "results", type=_path, nargs="*", metavar="DIR", help="directories or files, searched for results"
+        "results", type=path, nargs="*", metavar="DIR", help="directories or files, searched for results"
     )
-    report.add_argument("--out", type=_path, help="directory (default: report, inside the first DIR)")
+    report.add_argument("--out", type=path, help="directory (default: report, inside the first DIR)")
     report.add_argument("--published", action="store_true", help="the paper's numbers beside them; without DIR, alone")
     report.set_defaults(run=_report)
 
     demo = commands.add_parser("demo", help="train and evaluate on the embedded digits, in minutes")
-    demo.add_argument("--out", type=_path, default=Path("runs/demo"))
-    demo.add_argument("--seed", type=_count, default=0)
-    demo.add_argument("--images", type=_count, help="held-out images under each corruption (default: the demo's)")
-    demo.add_argument("--max-steps", type=_count, help="of each training, for a quick look")
-    _compute_arguments(demo)
+    demo.add_argument("--out", type=path, default=Path("runs/demo"))
+    demo.add_argument("--seed", type=count, default=0)
+    demo.add_argument("--images", type=count, help="held-out images under each corruption (default: the demo's)")
+    demo.add_argument("--max-steps", type=count, help="of each training, for a quick look")
+    compute_arguments(demo)
     demo.set_defaults(run=_demo)
     return parser
 
@@ -197,57 +158,11 @@ def _field_help() -> str:
     return "\n".join(lines)
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or len(text) > 9:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 999999999, got '{text}'")
-    return int(text)
-
-
-def _path(text: str) -> Path:
-    if not text:
-        raise argparse.ArgumentTypeError("expected a path, got an empty one")
-    return Path(text)
-
-
-def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got '{text}'")
-    return value
-
-
-def _data_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data-dir", type=_path, help="where CIFAR lies (default: data)")
-    parser.add_argument("--download", action="store_true", help="fetch CIFAR from its home page first, if needed")
-
-
 def _adapt_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--steps", type=_count, help="inner steps (default: the model's)")
-    parser.add_argument("--lr", type=_rate, help="inner learning rate (default: the model's)")
-    parser.add_argument("--views", type=_count, help="views K_T (default: the model's)")
-    parser.add_argument("--seed", type=_count, default=0, help="of the views")
-
-
-def _compute_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: cuda if there is one)")
-    parser.add_argument("--threads", type=_count, help="of the CPU (default: all cores)")
-
-
-def _network_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--width", type=_count, default=32, help="filters of the first stage (default: 32)")
-    parser.add_argument("--depth", type=_count, default=26, help="layers, 6n+2 (default: 26)")
-    parser.add_argument("--scaling", action="store_true", help="also how time and memory grow")
-
-
-def _bench_arguments(parser: argparse.ArgumentParser, rounds: int, threads: bool = True) -> None:
-    parser.add_argument("--rounds", type=_count, default=rounds, help=f"over all candidates (default: {rounds})")
-    parser.add_argument("--json", type=_path, metavar="FILE", help="also write the numbers there")
-    if threads:
-        parser.add_argument("--threads", type=_count, help="of the CPU (default: all cores)")
-        parser.set_defaults(device="cpu")
+    parser.add_argument("--steps", type=count, help="inner steps (default: the model's)")
+    parser.add_argument("--lr", type=rate, help="inner learning rate (default: the model's)")
+    parser.add_argument("--views", type=count, help="views K_T (default: the model's)")
+    parser.add_argument("--seed", type=count, default=0, help="of the views")
 
 
 def _overrides(extra: Sequence[str]) -> dict[str, str]:
@@ -267,22 +182,6 @@ def _overrides(extra: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _set_up(args: argparse.Namespace) -> Any:
-    """Apply --threads and choose the device."""
-    import torch
-
-    if args.threads:
-        torch.set_num_threads(min(args.threads, 4 * (os.cpu_count() or 1)))
-    name = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise InputError(f"Device '{name}' cannot be used ({reason}); give cpu or one that is there.") from None
-    return device
-
-
 def _workers(args: argparse.Namespace) -> int:
     """The processes to use: as asked, or one for each core."""
     from mt3.workers import count_cores
@@ -299,7 +198,7 @@ def _train(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.model import count_parameters
     from mt3.train import train
 
-    device = _set_up(args)
+    device = set_up(args)
     dataset = load_dataset(args.data, args.data_dir, args.download)
     model = train(
         config, dataset, args.out, device, args.max_steps, args.resume, args.init, args.tensorboard, args.data_dir
@@ -334,7 +233,7 @@ def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.evaluate import TestImages, evaluate
     from mt3.report import evaluation_summary
 
-    device = _set_up(args)
+    device = set_up(args)
     model = load(args.model).to(device)
     dataset, run = _dataset_of_run(args, optional=args.corrupted is not None)
     if dataset is not None and dataset.num_classes != model.num_classes:
@@ -412,11 +311,11 @@ def _predict(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.checkpoint import load
     from mt3.predict import predict
 
-    device = _set_up(args)
+    device = set_up(args)
     model = load(args.model).to(device)
     answers = predict(model, [image for image, _ in read], args.steps, args.lr, args.views, args.seed)
-    for answer, path, (_, notes) in zip(answers, args.images, read, strict=True):
-        answer |= {"image": str(path), "converted": notes}
+    for answer, file, (_, notes) in zip(answers, args.images, read, strict=True):
+        answer |= {"image": str(file), "converted": notes}
     if args.json:
         print(json.dumps(answers, indent=2))
         return
@@ -481,63 +380,6 @@ def _preview(args: argparse.Namespace, dataset: "Dataset", names: Sequence[str],
     draw_corruptions(args.preview, image[0], corrupted, severities)
 
 
-def _bench(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    listed = "; ".join(f"{name} ({what})" for name, what in BENCHMARKS.items())
-    raise InputError(f"Expected what to measure, one of: {listed}; see `mt3 bench --help`.")
-
-
-def _bench_meta_step(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.bench.meta_step import Setting, bench_meta_step, meta_step_summary
-
-    _set_up(args)
-    setting = Setting(args.width, args.depth, args.tasks, args.task_size, args.inner_steps)
-    _show_bench(args, meta_step_summary, bench_meta_step(setting, args.rounds, args.scaling))
-
-
-def _bench_adapt(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.bench.adapt import Setting, adapt_summary, bench_adapt
-
-    _set_up(args)
-    setting = Setting(args.width, args.depth, args.views, args.images)
-    _show_bench(args, adapt_summary, bench_adapt(setting, args.rounds, args.scaling))
-
-
-def _bench_augment(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.bench.augment import augment_summary, bench_augment
-
-    _set_up(args)
-    _show_bench(args, augment_summary, bench_augment(args.images, args.rounds))
-
-
-def _bench_corruptions(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.bench.corruptions import bench_corruptions, corruptions_summary
-    from mt3.data import load_dataset
-
-    dataset = load_dataset(args.data, args.data_dir, args.download)
-    _show_bench(args, corruptions_summary, bench_corruptions(dataset, args.images, args.severity, args.rounds))
-
-
-def _bench_all(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.bench.everything import bench_all, summary
-
-    _set_up(args)
-    results: list[dict[str, Any]] = []
-    for result in bench_all(args.rounds):
-        results.append(result)
-        print(f"{summary(result)}\n", flush=True)
-        if args.json is not None:
-            write_json(args.json, {"benchmark": "all", "results": results})  # what is there so far
-    if args.json is not None:
-        print(f"wrote {args.json}")
-
-
-def _show_bench(args: argparse.Namespace, summary: Callable[[dict[str, Any]], str], result: dict[str, Any]) -> None:
-    print(summary(result))
-    if args.json is not None:
-        write_json(args.json, result)
-        print(f"wrote {args.json}")
-
-
 def _reproduce(args: argparse.Namespace, extra: Sequence[str]) -> None:
     preset = args.preset or ("demo" if args.data == "digits" else "paper")
     overrides = {name.replace("-", "_"): value for name, value in _overrides(extra).items()}
@@ -556,7 +398,7 @@ def _reproduce(args: argparse.Namespace, extra: Sequence[str]) -> None:
 
     for method in methods or paper_methods(args.data):
         make_config(method, args.data, preset, overrides=overrides)  # what is wrong with it is said before all else
-    device = _set_up(args)
+    device = set_up(args)
     if args.corrupted is None:
         _corrupted_images(args, None)
     dataset = load_dataset(args.data, args.data_dir, args.download)
@@ -598,7 +440,7 @@ def _report(args: argparse.Namespace, extra: Sequence[str]) -> None:
 def _demo(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.demo import IMAGES, run_demo
 
-    device = _set_up(args)
+    device = set_up(args)
     print(run_demo(args.out, args.seed, device, args.images or IMAGES, args.max_steps))
 
 

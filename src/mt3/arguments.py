@@ -1,0 +1,64 @@
+"""What the commands' parsers share: kinds of arguments, groups of them, and what is set up from them."""
+
+import argparse
+import math
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mt3.errors import InputError
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message[:1].upper()}{message[1:]}; see `{self.prog} --help`.")
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 999999999, got '{text}'")
+    return int(text)
+
+
+def path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got an empty one")
+    return Path(text)
+
+
+def rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got '{text}'")
+    return value
+
+
+def data_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data-dir", type=path, help="where CIFAR lies (default: data)")
+    parser.add_argument("--download", action="store_true", help="fetch CIFAR from its home page first, if needed")
+
+
+def compute_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: cuda if there is one)")
+    parser.add_argument("--threads", type=count, help="of the CPU (default: all cores)")
+
+
+def set_up(args: argparse.Namespace) -> Any:
+    """Apply --threads and choose the device."""
+    import torch
+
+    if args.threads:
+        torch.set_num_threads(min(args.threads, 4 * (os.cpu_count() or 1)))
+    name = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise InputError(f"Device '{name}' cannot be used ({reason}); give cpu or one that is there.") from None
+    return device
