@@ -1,13 +1,18 @@
-"""Threads change the speed and nothing else."""
+"""Threads and processes change the speed and nothing else."""
 
+import os
+import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from torch.func import functional_call
 
 import mt3
+from mt3 import workers
+from mt3.errors import InputError
 from mt3.parallel import count_threads, shell, side_by_side
 
 
@@ -97,3 +102,53 @@ def test_adapting_and_meta_gradients_do_not_depend_on_the_threads(monkeypatch):
         answers.append([adapter(images), comparison.after, comparison.loss_after, comparison.grad_norm])
     for a, b in zip(*answers, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def _write_and_wait(job: tuple[Path, float]) -> None:
+    path, seconds = job
+    path.write_text(str(os.getpid()))
+    try:
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        path.with_suffix(".interrupted").touch()
+        raise
+
+
+def _refuse_or_wait(job: tuple[Path, float]) -> None:
+    if not job[1]:
+        while not job[0].with_name("other").exists():
+            time.sleep(0.01)
+        raise InputError("Expected more, got nothing.")
+    _write_and_wait(job)
+
+
+def test_jobs_run_in_processes_of_their_own(tmp_path):
+    paths = [tmp_path / str(i) for i in range(3)]
+    workers.run_apart(_write_and_wait, [(path, 0.0) for path in paths], list("abc"), at_once=2)
+    pids = {path.read_text() for path in paths}
+    assert len(pids) == 3
+    assert str(os.getpid()) not in pids
+    workers.run_apart(_write_and_wait, [(path, 0.0) for path in paths], list("abc"), at_once=1)
+    assert {path.read_text() for path in paths} == {str(os.getpid())}
+
+
+def test_an_error_in_one_job_interrupts_the_others(tmp_path):
+    jobs = [(tmp_path / "bad", 0.0), (tmp_path / "other", 60.0), (tmp_path / "never", 0.0)]
+    with pytest.raises(InputError, match="first: Expected more, got nothing"):
+        workers.run_apart(_refuse_or_wait, jobs, ["first", "second", "third"], at_once=2)
+    assert (tmp_path / "other.interrupted").exists()
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_job_that_is_killed_is_an_error(tmp_path):
+    def kill() -> None:
+        path = tmp_path / "0"
+        while not path.exists() or not path.read_text():
+            time.sleep(0.01)
+        os.kill(int(path.read_text()), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(InputError, match="exit code -9; run the command again"):
+        workers.run_apart(_write_and_wait, [(tmp_path / "0", 60.0)], ["a"], at_once=2)
+    thread.join()

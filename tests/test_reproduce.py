@@ -16,13 +16,14 @@ import torch
 import mt3.reproduce
 import mt3.train
 from mt3.cli import main
+from mt3.clock import time_step
 from mt3.config import make_config
 from mt3.data import Dataset, load_digits
 from mt3.errors import InputError
 from mt3.evaluate import TestImages
 from mt3.progress import duration
 from mt3.published import published_table
-from mt3.reproduce import Part, Study, paper_methods, plan_text, reproduce, time_step
+from mt3.reproduce import Part, Study, paper_methods, plan_text, reproduce
 from mt3.results import collect
 
 SMALL = ["--depth", "8", "--width", "4", "--hidden", "8", "--projection", "6", "--checkpoint-every", "1"]
@@ -59,7 +60,7 @@ def times(folder: Path) -> dict[str, int]:
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    monkeypatch.setattr("mt3.reproduce.TIMED", 0.0)
+    monkeypatch.setattr("mt3.clock.TIMED", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def study(tmp_path_factory) -> Path:
     """A whole study, not interrupted."""
     out = tmp_path_factory.mktemp("study") / "whole"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mt3.reproduce.TIMED", 0.0)
+        patch.setattr("mt3.clock.TIMED", 0.0)
         assert main(words(out)) == 0
     return out
 
@@ -110,8 +111,8 @@ def test_a_second_call_does_no_work(study, capsys, monkeypatch):
     def never(*_, **__):
         raise AssertionError("nothing is left to do")
 
-    for name in ("train", "evaluate", "time_step", "time_image"):
-        monkeypatch.setattr(f"mt3.reproduce.{name}", never)
+    for name in ("reproduce.train", "reproduce.evaluate", "clock.time_step", "clock.time_image"):
+        monkeypatch.setattr(f"mt3.{name}", never)
     code, out, _ = run(capsys, *words(study))
     assert code == 0
     assert "14 of 14 parts are done." in out
@@ -164,8 +165,8 @@ def test_long_times_are_in_days():
 
 def test_the_estimate_counts_steps_images_and_a_shared_warm_start(tmp_path, digits, capsys, monkeypatch):
     """A step takes 10 s and an image 1 s here."""
-    monkeypatch.setattr("mt3.reproduce.time_step", lambda *_: 10.0)
-    monkeypatch.setattr("mt3.reproduce.time_image", lambda *_: 1.0)
+    monkeypatch.setattr("mt3.clock.time_step", lambda *_: 10.0)
+    monkeypatch.setattr("mt3.clock.time_image", lambda *_: 1.0)
     code, out, _ = run(capsys, *words(tmp_path / "new"), "--dry-run")
     assert code == 0
     lines = [[cell.strip() for cell in line.split("|")[1:4]] for line in out.splitlines() if line.startswith("|")]
@@ -221,7 +222,7 @@ def test_a_study_may_be_moved_and_grow(study, tmp_path, capsys, monkeypatch):
 
 
 UNTIMED = (
-    "import sys, mt3.reproduce as r; r.time_step = r.time_image = lambda *_: 0.1; "
+    "import sys, mt3.clock as r; r.time_step = r.time_image = lambda *_: 0.1; "
     "from mt3.cli import main; sys.exit(main(sys.argv[1:]))"
 )
 
@@ -260,6 +261,27 @@ def test_killed_at_random_moments_it_ends_with_the_same_report(study, tmp_path):
             assert killed[name] == whole[name], name
 
 
+def test_two_runs_at_a_time_give_the_same_report(study, tmp_path):
+    """Each of two jobs has one thread, as the study had; a kill of the first process ends the others."""
+    out = tmp_path / "two"
+    command = [sys.executable, "-c", UNTIMED, *words(out, "--threads", "2", "--jobs", "2")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("[3/"):
+            break
+    process.send_signal(signal.SIGKILL)
+    process.communicate()  # returns when nobody holds the pipe
+    assert not (out / "report").exists()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "runs at a time" in done.stdout
+    assert "[baseline, seed 1] train baseline: 8/8 steps" in done.stderr
+    assert contents(out / "report") == contents(study / "report")
+    for name, content in contents(study).items():
+        if name.endswith(("model.safetensors", "metrics.jsonl")):
+            assert contents(out)[name] == content, name
+
+
 def test_other_settings_than_those_that_are_there_are_refused(study, capsys):
     before = times(study)
     code, _, err = run(capsys, *words(study), "--lr", "0.5")
@@ -279,6 +301,7 @@ def test_other_settings_than_those_that_are_there_are_refused(study, capsys):
         (["--methods", "baseline", "--ablations", "lr"], "The ablation lr evaluates jt and mt3, of which none is"),
         (["--ablations", "first-order", "--order", "first"], "trained as the ablation first-order (order=first) alr"),
         (["--seeds", "0"], "Expected at least 1 seed"),
+        (["--jobs", "0"], "Expected at least 1 job, got 0; give --jobs 1"),
         (["--seed", "1"], "Unexpected argument '--seed': every training has its own; give --seeds"),
         (["--method", "mt3"], "Unexpected argument '--method': every training has its own; give --methods"),
         (["--limit", "1"], "they need at least 2 images; raise --limit"),
@@ -343,14 +366,14 @@ def test_the_papers_numbers_stand_beside_cifar(tmp_path):
 
 def test_a_slow_step_is_taken_once(digits, monkeypatch):
     taken = []
-    monkeypatch.setattr("mt3.reproduce.gradient_of_step", lambda *words, **_: taken.append(words[4]))
-    monkeypatch.setattr("mt3.reproduce.apply_gradient", lambda *_: None)
+    monkeypatch.setattr("mt3.clock.gradient_of_step", lambda *words, **_: taken.append(words[4]))
+    monkeypatch.setattr("mt3.clock.apply_gradient", lambda *_: None)
     config = make_config("baseline", "digits", "demo", overrides={"width": 4})
-    monkeypatch.setattr("mt3.reproduce.SLOW", 0.0)
+    monkeypatch.setattr("mt3.clock.SLOW", 0.0)
     time_step(config, digits, torch.device("cpu"))
     assert taken == [0]
-    monkeypatch.setattr("mt3.reproduce.SLOW", 60.0)
-    monkeypatch.setattr("mt3.reproduce.TIMED", 0.0)
+    monkeypatch.setattr("mt3.clock.SLOW", 60.0)
+    monkeypatch.setattr("mt3.clock.TIMED", 0.0)
     time_step(config, digits, torch.device("cpu"))
     assert taken == [0, 0, 1]
 

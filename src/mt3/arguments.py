@@ -62,3 +62,10 @@ def set_up(args: argparse.Namespace) -> Any:
         reason = str(error).splitlines()[0].rstrip(".")
         raise InputError(f"Device '{name}' cannot be used ({reason}); give cpu or one that is there.") from None
     return device
+
+
+def default_jobs(device: Any) -> int:
+    """How many trainings to run at a time: small networks leave a CPU's cores idle, an accelerator is for one."""
+    import torch
+
+    return min(2, torch.get_num_threads()) if device.type == "cpu" else 1

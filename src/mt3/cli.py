@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mt3.ablations import ABLATIONS, resolve_ablations
-from mt3.arguments import Parser, compute_arguments, count, data_arguments, path, rate, set_up
+from mt3.arguments import Parser, compute_arguments, count, data_arguments, default_jobs, path, rate, set_up
 from mt3.bench.commands import add_bench
 from mt3.config import CHOICES, FIELDS, make_config, preset_names
 from mt3.data.dataset import DATASETS
@@ -124,6 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--limit", type=count, help="test images (default: 50 digits, all of CIFAR)")
     reproduce.add_argument(
         "--sweep-limit", type=count, help="test images for sweeps (default: 25 digits, else --limit)"
+    )
+    reproduce.add_argument(
+        "--jobs", type=count, help="runs at a time, each with its share of the threads (default: 2 on a CPU, else 1)"
     )
     reproduce.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     data_arguments(reproduce)
@@ -388,6 +391,8 @@ def _reproduce(args: argparse.Namespace, extra: Sequence[str]) -> None:
             raise InputError(f"Unexpected argument '--{name}': every training has its own; give {instead}.")
     if args.seeds < 1:
         raise InputError("Expected at least 1 seed, got 0.")
+    if args.jobs == 0:
+        raise InputError("Expected at least 1 job, got 0; give --jobs 1 for one run after the other.")
     if args.dry_run and args.download:
         raise InputError("A dry run writes nothing, so that it does not download; drop --download or --dry-run.")
     methods = [name for name in METHODS if name in {get_method(m).name for m in args.methods or ()}]
@@ -417,6 +422,7 @@ def _reproduce(args: argparse.Namespace, extra: Sequence[str]) -> None:
         overrides,
         device,
         args.data_dir,
+        args.jobs or default_jobs(device),
     )
     reproduce(study, args.dry_run)
 
@@ -441,7 +447,7 @@ def _demo(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.demo import IMAGES, run_demo
 
     device = set_up(args)
-    print(run_demo(args.out, args.seed, device, args.images or IMAGES, args.max_steps))
+    print(run_demo(args.out, args.seed, device, args.images or IMAGES, args.max_steps, default_jobs(device)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,15 +1,17 @@
 """The demo: MT3 and a plain classifier on the embedded digits, in minutes, with honest numbers."""
 
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from mt3 import corruptions
-from mt3.config import make_config
+from mt3.checkpoint import load
+from mt3.config import Config, make_config
 from mt3.corruptions.weather import INSTALL_PHOTOS
 from mt3.data import Dataset, load_digits
 from mt3.errors import InputError
@@ -21,21 +23,38 @@ from mt3.model import MT3Model
 from mt3.progress import duration
 from mt3.report import interval, result_table
 from mt3.train import train
+from mt3.workers import run_apart
 
 IMAGES = 150  # held-out images under each corruption
 SEVERITY = 5
 
 
-def run_demo(out: Path, seed: int, device: torch.device, images: int = IMAGES, max_steps: int | None = None) -> str:
-    """Train, evaluate and draw into `out`; returns what to print. Finished parts are not done again."""
+class Training(NamedTuple):
+    """One of the demo's two."""
+
+    config: Config
+    out: Path
+    device: torch.device
+    max_steps: int | None
+
+
+def run_demo(
+    out: Path, seed: int, device: torch.device, images: int = IMAGES, max_steps: int | None = None, jobs: int = 1
+) -> str:
+    """Train, evaluate and draw into `out`; returns what to print. Finished parts are not done again.
+
+    With two jobs the models are trained at the same time, each with half of the threads.
+    """
     began = time.monotonic()
     dataset = load_digits()
     folders = {"mt3": out, "plain": out / "plain"}
     methods = {"mt3": "mt3", "plain": "baseline"}
-    models = {
-        name: train(make_config(method, "digits", "demo", seed), dataset, folders[name], device, max_steps, resume=True)
-        for name, method in methods.items()
-    }
+    trainings = [
+        Training(make_config(m, "digits", "demo", seed), folders[n], device, max_steps) for n, m in methods.items()
+    ]
+    threads = max(1, torch.get_num_threads() // jobs)
+    run_apart(_train, trainings, list(methods), jobs, partial(torch.set_num_threads, threads))
+    models = {name: load(folder).to(device) for name, folder in folders.items()}
     available = corruptions.available()
     names = [name for name in corruptions.PAPER if name in available]
     results = {name: _evaluate(name, model, dataset, names, out, seed, images) for name, model in models.items()}
@@ -51,6 +70,11 @@ def run_demo(out: Path, seed: int, device: torch.device, images: int = IMAGES, m
     except InputError as error:
         text += f"\n\nwrote {out / 'results.json'} and the model in {out}; no figure: {error}"
     return text + f" ({duration(time.monotonic() - began)})"
+
+
+def _train(training: Training) -> None:
+    config, out, device, max_steps = training
+    train(config, load_digits(), out, device, max_steps, resume=True)
 
 
 def _seconds(run: Path) -> float:

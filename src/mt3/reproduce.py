@@ -8,22 +8,22 @@ Nothing that is there is done again: a run is known by its config, an evaluation
 """
 
 import shutil
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from mt3.ablations import SWEEPS, SWEPT, TRAINED, label
-from mt3.adapt import Adapter, view_average
+from mt3.adapt import Adapter
 from mt3.checkpoint import load
+from mt3.clock import Clock, same_cost
 from mt3.config import Config, make_config, warm_config
 from mt3.data import Dataset
 from mt3.errors import InputError, name_list
-from mt3.evaluate import PIECE, TestImages, evaluate, make_protocol, share_done
+from mt3.evaluate import TestImages, evaluate, make_protocol, share_done
 from mt3.files import only_writer
 from mt3.method import METHODS
 from mt3.model import MT3Model
@@ -31,22 +31,11 @@ from mt3.progress import duration
 from mt3.published import published_table
 from mt3.report import write_report
 from mt3.table import Cell, Line, Table, markdown
-from mt3.train import (
-    WARM,
-    apply_gradient,
-    build_model,
-    count_steps,
-    gradient_of_step,
-    images_per_task,
-    make_state,
-    steps_done,
-    train,
-)
+from mt3.train import WARM, build_model, count_steps, steps_done, train
+from mt3.workers import run_apart
 
 IMAGES = {"digits": 50}  # test images under each corruption; of other data all
 SWEEP_IMAGES = {"digits": 25}
-TIMED = 0.5  # seconds for which steps of a training, or images, are timed
-SLOW = 3.0  # seconds; a first step, which also warms up, that takes longer is not repeated
 
 
 @dataclass(frozen=True)
@@ -66,11 +55,17 @@ class Study:
     overrides: Mapping[str, Any] = field(default_factory=dict)  # fields of all trainings
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     data_dir: Path | None = None  # noted down in the runs
+    jobs: int = 1  # runs at a time, each in a process of its own with its share of the threads
 
     @property
     def dataset(self) -> Dataset:
         assert self.images.dataset is not None
         return self.images.dataset
+
+    @property
+    def threads(self) -> int:
+        """Of each job."""
+        return max(1, torch.get_num_threads() // self.jobs)
 
     @property
     def sources(self) -> list[tuple[str, int]]:
@@ -103,14 +98,22 @@ class Test(NamedTuple):
     sweep: bool = False
 
 
-@dataclass
-class Part:
-    """What is done in one go, how much of it is there, and how many seconds the rest takes."""
+class Part(NamedTuple):
+    """A training, or evaluations of its model: how much of it is there, and how many seconds the rest takes."""
 
     title: str
     share: float
     seconds: float
-    run: Callable[[], object]
+    training: Training
+    tests: Sequence[Test] = ()  # those that are missing; of a training none
+
+
+class Job(NamedTuple):
+    """What one process does: the missing parts of one run, in their order."""
+
+    study: Study
+    trainings: Sequence[Training]  # all of them, for a common warm start
+    parts: Sequence[tuple[str, Part]]  # with what to say when it begins
 
 
 def paper_methods(data: str) -> list[str]:
@@ -135,15 +138,57 @@ def reproduce(study: Study, dry_run: bool = False) -> None:
         parts = _make_parts(study, trainings)
         print(plan_text(study, parts), flush=True)
         todo = [part for part in parts if part.share < 1]
-        for number, part in enumerate(todo):
-            left = duration(sum(p.seconds for p in todo[number:]))
-            print(
-                f"[{number + 1}/{len(todo)}] {part.title}: about {duration(part.seconds)}, {left} for all", flush=True
-            )
-            part.run()
+        begun = {part.title: _beginning(study, todo, number) for number, part in enumerate(todo)}
+        for sweeps in (False, True):  # the main rows of all runs first
+            now = [part for part in todo if any(test.sweep for test in part.tests) == sweeps]
+            runs = {part.training.folder: part.training.name for part in now}
+            jobs = [
+                Job(study, trainings, [(begun[part.title], part) for part in now if part.training.folder == folder])
+                for folder in runs
+            ]
+            set_up = partial(torch.set_num_threads, study.threads)
+            run_apart(_run_job, jobs, list(runs.values()), study.jobs, set_up)
         published = published_table(study.dataset.name) is not None and study.preset != "demo"
         table, files, notes = write_report([study.out], study.out / "report", published, root=study.out)
     print("\n".join(["", *notes, table, "", f"wrote {name_list(f.name for f in files)} in {study.out / 'report'}"]))
+
+
+def _beginning(study: Study, todo: Sequence[Part], number: int) -> str:
+    left = sum(part.seconds for part in todo[number:]) / study.jobs
+    part = todo[number]
+    return f"[{number + 1}/{len(todo)}] {part.title}: about {duration(part.seconds)}, {duration(left)} for all"
+
+
+def _run_job(job: Job) -> None:
+    for beginning, part in job.parts:
+        print(beginning, flush=True)
+        if part.tests:
+            for test in part.tests:
+                _evaluate(job.study, test)
+        else:
+            _train(job.study, part.training, job.trainings)
+
+
+def _train(study: Study, training: Training, trainings: Sequence[Training]) -> None:
+    first = warm_config(training.config)
+    if first is not None:
+        _take_warm_start(first, training.folder, trainings)
+    train(training.config, study.dataset, training.folder, study.device, resume=True, data_dir=study.data_dir)
+
+
+def _evaluate(study: Study, test: Test) -> None:
+    model = load(test.training.folder).to(study.device)
+    evaluate(
+        model,
+        study.images,
+        study.corruptions,
+        study.severities,
+        test.file,
+        study.count(test.sweep),
+        **test.setting,
+        controls=_controls(test, model),
+        about=_about(study, test),
+    )
 
 
 def _remove_leftovers(out: Path) -> None:
@@ -202,44 +247,39 @@ def _check(study: Study, trainings: Sequence[Training]) -> None:
         )
     if min(study.count(), study.count(sweep=True)) < 2:
         raise InputError("The controls adapt on another image, so they need at least 2 images; raise --limit.")
-    for config in dict.fromkeys(_kind(t.config) for t in trainings):
+    for config in dict.fromkeys(same_cost(t.config) for t in trainings):
         for one in (config, warm_config(config)):
             if one is not None:
                 build_model(one, study.dataset)
                 count_steps(one, study.dataset)
 
 
-def _kind(config: Config) -> Config:
-    """What configs share whose steps take equally long."""
-    return replace(config, seed=0)
-
-
 def _make_parts(study: Study, trainings: Sequence[Training]) -> list[Part]:
     """All that belongs to the study, with what is there of it and what the rest costs."""
-    clock = _Clock(study)
+    clock = Clock(study.dataset, study.device, study.threads)
     parts: list[Part] = []
     swept: list[Part] = []
     warm_starts: set[Config] = set()  # that will be there by then
     for training in trainings:
-        part, model = _training_part(study, training, trainings, clock, warm_starts)
+        part, model = _training_part(study, training, clock, warm_starts)
         parts.append(part)
         tests, sweeps = plan_tests(study, training)
-        parts.append(_test_part(study, f"evaluate {training.name}", tests, model, clock))
+        parts.append(_test_part(study, f"evaluate {training.name}", training, tests, model, clock))
         for name, found in sweeps.items():
             title = f"evaluate {training.name}, {len(found)} settings of {name}"
-            swept.append(_test_part(study, title, found, model, clock))
+            swept.append(_test_part(study, title, training, found, model, clock))
     return parts + swept
 
 
 def _training_part(
-    study: Study, training: Training, trainings: Sequence[Training], clock: "_Clock", warm_starts: set[Config]
+    study: Study, training: Training, clock: Clock, warm_starts: set[Config]
 ) -> tuple[Part, MT3Model | None]:
     """The training and, if it is finished, its model."""
     config, folder = training.config, training.folder
     title = f"train {training.name}"
     done = steps_done(config, folder)
     if done is None:
-        return Part(title, 1.0, 0.0, lambda: None), load(folder).to(study.device)
+        return Part(title, 1.0, 0.0, training), load(folder).to(study.device)
     total = count_steps(config, study.dataset)[1]
     seconds = clock.step(config)
     there, left = done * seconds, (total - done) * seconds
@@ -253,13 +293,7 @@ def _training_part(
         whole += warm_total * clock.step(first)
         left += 0 if first in warm_starts else warm_left * clock.step(first)
         warm_starts.add(first)
-
-    def run() -> None:
-        if first is not None:
-            _take_warm_start(first, folder, trainings)
-        train(config, study.dataset, folder, study.device, resume=True, data_dir=study.data_dir)
-
-    return Part(title, min(0.99, there / whole), left, run), None
+    return Part(title, min(0.99, there / whole), left, training), None
 
 
 def _take_warm_start(config: Config, folder: Path, trainings: Sequence[Training]) -> None:
@@ -274,29 +308,22 @@ def _take_warm_start(config: Config, folder: Path, trainings: Sequence[Training]
             return
 
 
-def _test_part(study: Study, title: str, tests: Sequence[Test], model: MT3Model | None, clock: "_Clock") -> Part:
+def _test_part(
+    study: Study, title: str, training: Training, tests: Sequence[Test], model: MT3Model | None, clock: Clock
+) -> Part:
     """Evaluations of one run; without its model nothing of them can be there."""
     shares = [0.0 if model is None else share_done(t.file, _protocol(study, t, model)) for t in tests]
     sources = len(study.sources) + 1  # and the clean images
     todo = [(t, share) for t, share in zip(tests, shares, strict=True) if share < 1]
-    seconds = [(1 - share) * sources * study.count(t.sweep) * clock.image(t) for t, share in todo]
+    seconds = sum((1 - share) * sources * study.count(t.sweep) * _image_seconds(t, clock) for t, share in todo)
+    share = sum(shares) / max(1, len(shares)) if todo else 1.0
+    return Part(title, share, seconds, training, [test for test, _ in todo])
 
-    def run() -> None:
-        for test, _ in todo:
-            trained = load(test.training.folder).to(study.device)
-            evaluate(
-                trained,
-                study.images,
-                study.corruptions,
-                study.severities,
-                test.file,
-                study.count(test.sweep),
-                **test.setting,
-                controls=_controls(test, trained),
-                about=_about(study, test),
-            )
 
-    return Part(title, sum(shares) / max(1, len(shares)) if todo else 1.0, sum(seconds), run)
+def _image_seconds(test: Test, clock: Clock) -> float:
+    config = test.training.config
+    views = test.setting.get("views", config.test_views)
+    return clock.image(config, test.setting.get("steps", config.test_steps), views)
 
 
 def _protocol(study: Study, test: Test, model: MT3Model) -> dict[str, Any]:
@@ -318,80 +345,6 @@ def _about(study: Study, test: Test) -> dict[str, Any]:
     return about | ({"sweep": True} if test.sweep else {})
 
 
-class _Clock:
-    """Seconds of a step and of an image on this machine, each measured once, when it is first asked for."""
-
-    def __init__(self, study: Study) -> None:
-        self.study = study
-        self.steps: dict[Config, float] = {}
-        self.images: dict[Config, float] = {}
-
-    def step(self, config: Config) -> float:
-        """Of a training, on a state that is thrown away."""
-        # the length of the training and its rates change nothing
-        kind = replace(_kind(config), epochs=1.0, schedule="constant", milestones=(), average=0.0)
-        kind = replace(kind, warm_method=None, warm_epochs=0.0)
-        if kind not in self.steps:
-            self._say()
-            self.steps[kind] = time_step(kind, self.study.dataset, self.study.device)
-        return self.steps[kind]
-
-    def image(self, test: Test) -> float:
-        """Of an evaluation; other settings than the model's own take as much longer as they have steps and views."""
-        kind = _kind(test.training.config)
-        if kind not in self.images:
-            self._say()
-            self.images[kind] = time_image(kind, self.study.dataset, self.study.device)
-        steps, views = test.setting.get("steps", kind.test_steps), test.setting.get("views", kind.test_views)
-        return self.images[kind] * float(max(1, steps) * views) / (max(1, kind.test_steps) * kind.test_views)
-
-    def _say(self) -> None:
-        if not self.steps and not self.images:
-            print("timing a few steps and images ...", file=sys.stderr, flush=True)
-
-
-def time_step(config: Config, dataset: Dataset, device: torch.device) -> float:
-    """Seconds of a training step; where the first one is slow, it alone is timed."""
-    count = config.tasks * images_per_task(config)  # an epoch of one step
-    state = make_state(config, dataset, device)
-    images = torch.from_numpy(dataset.train_images[:count]).permute(0, 3, 1, 2).contiguous().to(device)
-    labels = torch.from_numpy(dataset.train_labels[:count]).to(device)
-
-    def take(step: int) -> None:
-        gradient_of_step(state, images, labels, config, step, 1, log=step % config.log_every == 0)
-        apply_gradient(state, config, step, step + 1, 1)
-
-    return _time(take)
-
-
-def time_image(config: Config, dataset: Dataset, device: torch.device) -> float:
-    """Seconds of evaluating an image, adapted as the model does by itself."""
-    model = build_model(config, dataset).to(device).eval()
-    adapter = None if model.selfsup == "none" else Adapter(model)
-    stack = 1 if adapter is None else adapter.stack_for(PIECE)
-    count = min(PIECE, torch.get_num_threads() * stack)  # a stack for each thread
-    batch = torch.from_numpy(dataset.test_images[:count]).permute(0, 3, 1, 2).contiguous().to(device)
-
-    def answer(number: int) -> None:
-        (view_average(model, batch) if adapter is None else adapter(batch)).cpu()
-
-    return _time(answer) / len(batch)
-
-
-def _time(work: Callable[[int], None]) -> float:
-    """Seconds of a call; the first is a warm-up, unless it is slow."""
-    began = time.perf_counter()
-    work(0)
-    first = time.perf_counter() - began
-    if first > SLOW:
-        return first
-    began, calls = time.perf_counter(), 0
-    while calls == 0 or time.perf_counter() - began < TIMED:
-        calls += 1
-        work(calls)
-    return (time.perf_counter() - began) / calls
-
-
 def plan_text(study: Study, parts: Sequence[Part]) -> str:
     """Every part with its state and its estimate, and the total."""
     count, sweep_count = study.count(), study.count(sweep=True)
@@ -406,7 +359,8 @@ def plan_text(study: Study, parts: Sequence[Part]) -> str:
     lines.append(Line("report", (Cell(text=report), Cell())))
     total = f"{len(parts) - len(todo)} of {len(parts)} parts are done"
     if todo:
-        total += f"; the others take about {duration(sum(part.seconds for part in todo))} on this machine"
+        total += f"; the others take about {duration(sum(part.seconds for part in todo) / study.jobs)} on this machine"
+        total += f", {study.jobs} runs at a time" if study.jobs > 1 else ""
     return "\n".join(
         [
             f"preset {study.preset} on {study.dataset.name}{changes}",

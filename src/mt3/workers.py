@@ -3,9 +3,10 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from itertools import islice
 from multiprocessing import connection
 from typing import Any, TypeVar
 
+from mt3 import progress
 from mt3.errors import InputError
 
 AHEAD = 4  # pieces out at a time for each worker: it never waits for the next, and memory stays bounded
@@ -79,6 +81,75 @@ def _interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def run_apart(
+    work: Callable[[Job], object],
+    jobs: Sequence[Job],
+    names: Sequence[str],
+    at_once: int,
+    set_up: Callable[[], object] | None = None,
+) -> None:
+    """Call `work(job)` for all jobs, each in a process of its own, `at_once` at a time; one at a time: here.
+
+    For long work that can be taken up again: an error in one, or Ctrl-C, interrupts the others, and all end before this
+    returns. Their progress is shown in plain lines that begin with their names.
+    """
+    if at_once <= 1:
+        for job in jobs:
+            work(job)
+        return
+    context = multiprocessing.get_context("spawn")
+    waiting = deque(zip(names, jobs, strict=True))
+    running: dict[Any, tuple[Any, Any]] = {}  # by the sentinel, process and pipe
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                name, job = waiting.popleft()
+                mine, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_apart, args=(work, job, name, set_up, theirs))
+                process.start()
+                theirs.close()
+                running[process.sentinel] = process, mine
+            for sentinel in connection.wait(list(running)):
+                process, pipe = running.pop(sentinel)
+                process.join()
+                if process.exitcode:
+                    raise InputError(_last_words(pipe, process.exitcode))
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+        for process, _ in running.values():
+            process.join()
+
+
+def _last_words(pipe: Any, exitcode: int) -> str:
+    try:
+        if pipe.poll():
+            return str(pipe.recv())
+    except (EOFError, OSError):
+        pass
+    return f"A process ended with exit code {exitcode}; run the command again to go on where it stopped."
+
+
+def _apart(work: Callable[[Any], object], job: Any, name: str, set_up: Callable[[], object] | None, pipe: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the first process passes it on
+    signal.signal(signal.SIGTERM, _interrupt)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    progress.name_process(name)
+    try:
+        if set_up is not None:
+            set_up()
+        work(job)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except InputError as error:
+        pipe.send(f"{name}: {error}")
+        sys.exit(2)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 _call: Callable[[Any], Any] | None = None  # in a worker: `work` with its job
