@@ -112,7 +112,7 @@ def outer_loss(
     `frozen` gives the targets of each inner step and of the outer loss, instead of computing them; `adapted` the
     parameters that the inner steps change, instead of all but the class layer.
     """
-    names = [n for n in theta if not n.startswith("classify")] if adapted is None else adapted
+    names = [n for n in theta if not n.startswith(("classify", "rates"))] if adapted is None else adapted
     phi = dict(theta)
     meta_target = network(theta, views, groups, activation)[1].detach()
     for step in range(steps):
@@ -122,8 +122,9 @@ def outer_loss(
             target = frozen[step]
         gradients = torch.autograd.grad(byol(r, target), [phi[n] for n in names], create_graph=True, retain_graph=True)
         stepped = clip(list(gradients), norm, mode)
-        for n, g in zip(names, stepped, strict=True):
-            phi[n] = phi[n] - lr * (g.detach() if first_order else g)
+        for i, (n, g) in enumerate(zip(names, stepped, strict=True)):
+            rate = lr * torch.exp(theta["rates"][step, i]) if "rates" in theta else lr
+            phi[n] = phi[n] - rate * (g.detach() if first_order else g)
     logits = network(phi, x, groups, activation)[0]
     _, z, r = network(phi, views, groups, activation)
     target = meta_target if outer_target == "meta" else z.detach()

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import mt3
 import reference
-from mt3.adapt import Adapter, clip_gradients, forward, inner_loop, inner_step, stack_size
+from mt3.adapt import Adapter, clip_gradients, forward, image_generator, inner_loop, inner_step, stack_size
 from mt3.config import make_config
-from mt3.selfsup import Views
+from mt3.selfsup import Views, draw_copies
 from mt3.train import State, Task, meta_loss
 
 GROUPS = 2
@@ -137,6 +137,38 @@ def test_first_order_matches_its_own_unroll_and_differs_from_second(steps):
     first = meta_gradient(model, task, order="first", **fields)
     assert relative_error(first, by_hand(model, task, first_order=True, **settings)) < 1e-9
     assert relative_error(first, meta_gradient(model, task, **fields)) > 1e-3
+
+
+@pytest.mark.parametrize("order", ["second", "first"])
+def test_learned_rates_have_the_gradient_of_the_unroll(order):
+    model, task = small_model(learned_rates=2), small_task()
+    settings = {"inner_steps": 2, "inner_lr": 0.5, "gamma": 0.1, "clip": 0.05, "order": order}
+    got = meta_gradient(model, task, **settings)
+    want = by_hand(model, task, steps=2, lr=0.5, gamma=0.1, norm=0.05, first_order=order == "first")
+    assert got["rates"].abs().min() > 0
+    assert relative_error(got, want) < 1e-9
+
+
+def test_an_anchor_adds_the_cross_entropy_before_the_step():
+    model, task = small_model(), small_task()
+    settings = {"inner_lr": 0.5, "gamma": 0.1, "clip": None}
+    got = meta_gradient(model, task, anchor=0.25, **settings)
+    want = meta_gradient(model, task, **settings)
+    before = F.cross_entropy(model(task.images), task.labels)
+    gradients = torch.autograd.grad(before, list(model.parameters()), allow_unused=True)
+    for (name, _), g in zip(model.named_parameters(), gradients, strict=True):
+        want[name] = want[name] if g is None else want[name] + 0.25 * g
+    assert relative_error(got, want) < 1e-9
+
+
+def test_learned_rates_of_one_step_serve_further_ones():
+    model = small_model(learned_rates=1)
+    factors = [model.rate_factors(dict(model.named_parameters()), step) for step in (0, 3)]
+    assert factors[0] == factors[1]
+    assert factors[0].keys() == set(model.adapted_names())
+    with torch.no_grad():
+        model.rates.zero_()
+    assert {f.item() for f in model.rate_factors(dict(model.named_parameters()), 0).values()} == {1.0}
 
 
 @pytest.mark.parametrize("head", ["mt3", "official"])
@@ -331,6 +363,30 @@ def test_compare_agrees_with_its_parts(model, images):
         assert c.grad_norm[i].item() == pytest.approx(norm.item(), rel=1e-3)
 
 
+def test_a_gate_keeps_the_answers_the_model_is_sure_of(model, images):
+    before, after = model(images).detach(), Adapter(model, lr=1.0)(images)
+    confidence = before.softmax(1).amax(1)
+    gate = confidence.median().item()
+    sure = confidence >= gate
+    assert 0 < sure.sum() < len(images)
+    gated = Adapter(model, lr=1.0, gate=gate)
+    expected = torch.where(sure[:, None], before, after)
+    torch.testing.assert_close(gated(images), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(gated.answer(images, images[:, None]).logits[:, 0], expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(Adapter(model, lr=1.0, gate=0.0)(images), before, atol=1e-5, rtol=1e-4)
+
+
+def test_an_answer_is_averaged_over_copies_of_the_image(model, images):
+    adapter = Adapter(model, lr=1.0, average=3)
+    for image, adapted, logits in zip(images, adapter.adapt(images), adapter(images), strict=True):
+        copies = draw_copies(image, 3, image_generator(image, 0))
+        assert torch.equal(copies[0], image)
+        assert not torch.equal(copies[1], copies[2])
+        expected = Adapter(model).logits(adapted.params, copies).softmax(1).mean(0)
+        torch.testing.assert_close(logits.softmax(0), expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(adapter.logits(adapted.params, image[None])[0].exp(), expected, atol=1e-5, rtol=1e-4)
+
+
 def test_defaults_come_from_the_model(images):
     rotation = mt3.MT3Model(
         10, depth=8, width=4, head="linear", selfsup="rotation", adapt_steps=3, adapt_lr=0.002, adapt_views=5
@@ -410,6 +466,8 @@ def test_bad_adapters_are_refused(model):
         Adapter(mt3.MT3Model(10, depth=8, width=4, selfsup="none"))
     with pytest.raises(mt3.InputError, match="views >= 1"):
         Adapter(model, views=0)
+    with pytest.raises(mt3.InputError, match="a gate from 0 to 1"):
+        Adapter(model, gate=1.5)
     with_batch_norm = mt3.MT3Model(10, depth=8, width=4)
     with_batch_norm.norm = nn.BatchNorm2d(16)  # type: ignore[assignment]
     with pytest.raises(mt3.InputError, match=r"batch normalisation \(norm\).*use GroupNorm"):

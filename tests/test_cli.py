@@ -119,7 +119,7 @@ def test_evaluate_names_a_variant(capsys, runs, tmp_path):
     assert label("d", "--adapt-layers", "last", "--ablation", "late layers") == ("late layers", "last")
     code, _, err = run(capsys, "evaluate", runs / "baseline", "--adapt-layers", "norm", "--out", tmp_path / "e.json")
     assert code == 2
-    assert "nothing to adapt with; drop --steps, --lr and --adapt-layers" in err
+    assert "nothing to adapt with; drop --steps, --lr, --adapt-layers, --average and --gate" in err
 
 
 def test_evaluate_reads_a_published_directory(capsys, runs, tmp_path):

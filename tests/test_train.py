@@ -518,6 +518,8 @@ def test_the_gradient_does_not_depend_on_the_threads(digits, method, threads, mo
         {"order": "first", "clip": 0.05},
         {"selfsup": "rotation", "inner_steps": 2, "clip": 0.05},
         {"task_images": 1},
+        {"learn_rates": True, "inner_steps": 2, "clip": 0.05},
+        {"anchor": 0.5},
     ],
     ids=lambda fields: ",".join(fields) or "paper",
 )

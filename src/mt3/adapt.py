@@ -1,7 +1,7 @@
 """The inner step, shared by meta-training and test-time adaptation, and `Adapter`, which adapts to single images."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -13,10 +13,11 @@ from mt3.augment import seeded_generator
 from mt3.errors import InputError
 from mt3.model import MT3Model, Outputs, as_float, refuse_batch_norm
 from mt3.parallel import count_threads, side_by_side
-from mt3.selfsup import Views, draw_test_views, selfsup_loss, stack_views
+from mt3.selfsup import Views, draw_copies, draw_test_views, selfsup_loss, stack_views
 
 CPU_BUDGET = 4 << 20  # bytes of a stack's largest activation
 DEVICE_BUDGET = 64 << 20
+UNADAPTED = 100  # images in a pass before adapting
 
 Params = dict[str, Tensor]
 Result = TypeVar("Result")
@@ -47,7 +48,7 @@ def clip_gradients(
     if norm is None:
         return list(gradients), total
     scales = norm / (total.expand_as(norms) if mode == "global" else norms).clamp(min=norm)
-    return [g * s.view(*s.shape, *[1] * (g.dim() - lead)) for g, s in zip(gradients, scales, strict=True)], total
+    return [g * _leading(s, g) for g, s in zip(gradients, scales, strict=True)], total
 
 
 def inner_step(
@@ -58,17 +59,25 @@ def inner_step(
     clip: float | None = None,
     clip_mode: str = "global",
     second_order: bool = False,
+    factors: Mapping[str, Tensor] | None = None,
 ) -> tuple[Params, Tensor]:
     """One gradient step on the self-supervised loss: phi <- phi - alpha * clip(grad).
 
     Returns the new parameters, of which only those named in `adapted` differ, and the gradient's norm. With
     `second_order` the step stays differentiable, so that the meta-gradient is exact. Losses (S,) of stacked parameters
-    give each member its own step.
+    give each member its own step. `factors` multiply alpha, tensor by tensor.
     """
     gradients = torch.autograd.grad(loss.sum(), [params[name] for name in adapted], create_graph=second_order)
     clipped, norm = clip_gradients(gradients, clip, clip_mode, stacked=loss.dim() == 1)
+    if factors is not None:
+        clipped = [g * _leading(factors[name], g) for name, g in zip(adapted, clipped, strict=True)]
     stepped = {name: params[name] - lr * g for name, g in zip(adapted, clipped, strict=True)}
     return params | stepped, norm
+
+
+def _leading(scale: Tensor, like: Tensor) -> Tensor:
+    """A scale, or one for each member of a stack, in a shape that multiplies `like`."""
+    return scale.view(*scale.shape, *[1] * (like.dim() - scale.dim()))
 
 
 class Inner(NamedTuple):
@@ -81,7 +90,7 @@ class Inner(NamedTuple):
 
 
 def inner_loop(
-    model: nn.Module,
+    model: MT3Model,
     theta: Params,
     draw: Callable[[int], Views],
     adapted: Sequence[str],
@@ -115,7 +124,8 @@ def inner_loop(
                 with torch.no_grad():
                     z = forward(model, source, views.images).projection
         loss = selfsup_loss(outputs, views, z)
-        stepped, norm = inner_step(loss, phi, adapted, lr, clip, clip_mode, second_order)
+        factors = model.rate_factors(theta, step)
+        stepped, norm = inner_step(loss, phi, adapted, lr, clip, clip_mode, second_order, factors)
         if first is None:
             first = (loss.detach(), norm.detach(), outputs)
         if steps:
@@ -169,6 +179,9 @@ class Adapter(nn.Module):
         seed: int = 0,
         adapt_layers: str | None = None,  # all, norm or last
         stack: int | None = None,  # images adapted to at once; None: as many as pay
+        average: int
+        | None = None,  # shifted and mirrored copies over which a prediction is averaged; 0: the image alone
+        gate: float | None = None,  # an image of which the model is this sure is not adapted to; 1: all are
     ) -> None:
         super().__init__()
         refuse_batch_norm(model)
@@ -182,6 +195,10 @@ class Adapter(nn.Module):
         self.layers = model.adapt_layers if adapt_layers is None else adapt_layers
         self.names = model.adapted_names(self.layers)
         self.stack = stack
+        self.average = model.adapt_average if average is None else average
+        self.gate = model.adapt_gate if gate is None else gate
+        if self.average < 0 or not 0 <= self.gate <= 1:
+            raise InputError(f"Expected average >= 0 and a gate from 0 to 1, got {self.average} and {self.gate}.")
         if self.steps < 0 or self.views < 1 or not 0 <= self.lr < math.inf or (stack is not None and stack < 1):
             raise InputError(
                 "Expected steps >= 0, views >= 1, a finite lr >= 0 and stack >= 1, "
@@ -191,7 +208,14 @@ class Adapter(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits (N, classes) after adapting to each image."""
         images = check_images(images)
-        return self.answer(images, images[:, None]).logits[:, 0]
+        if self.gate == 1:
+            return self.answer(images, images[:, None]).logits[:, 0]
+        logits = self._unadapted(images)
+        unsure = logits.softmax(1).amax(1) < self.gate
+        if unsure.any():
+            own = images[unsure.to(images.device)]
+            logits[unsure] = self._answer(own, own[:, None]).logits[:, 0]
+        return logits
 
     def answer(self, images: Tensor, others: Tensor) -> Answers:
         """Adapt to each of N images and predict others (N, n, 3, 32, 32): row i with the model adapted to image i."""
@@ -201,6 +225,15 @@ class Adapter(nn.Module):
                 f"Expected others of shape ({len(images)}, n, 3, 32, 32), n for each image, got {tuple(others.shape)}."
             )
         check_images(others.flatten(0, 1))
+        answers = self._answer(images, others)
+        if self.gate < 1:
+            before = self._unadapted(others.flatten(0, 1)).view_as(answers.logits)
+            sure = before.softmax(-1).amax(-1, keepdim=True) >= self.gate
+            answers = answers._replace(logits=torch.where(sure, before, answers.logits))
+        return answers
+
+    def _answer(self, images: Tensor, others: Tensor) -> Answers:
+        """As `answer`, without a gate."""
 
         def answer(adapted: Adapted, rows: slice) -> Answers:
             return Answers(self._logits(adapted.model, adapted.params, others[rows]), adapted.view_average)
@@ -239,6 +272,11 @@ class Adapter(nn.Module):
         """Logits (N, classes) of images under adapted parameters."""
         return self._logits(self.model, params, images)
 
+    def _unadapted(self, images: Tensor) -> Tensor:
+        params = _leaves(self.model, 1)
+        parts = [self._logits(self.model, params, part[None])[0] for part in torch.split(images, UNADAPTED)]
+        return torch.cat(parts) if parts else self.model.classify.weight.new_zeros(0, self.model.num_classes)
+
     def stack_for(self, count: int) -> int:
         """How many of `count` images are adapted to at once."""
         views = 2 * self.views if self.model.selfsup == "byol" else self.views
@@ -263,8 +301,16 @@ class Adapter(nn.Module):
         device, dtype = model.stem.weight.device, model.stem.weight.dtype
         with torch.inference_mode(False), torch.no_grad():
             batch = as_float(images.to(device).clone(), dtype)
-            logits: Tensor = functional_call(model, params, (batch,))
-        return logits
+            if not self.average:
+                logits: Tensor = functional_call(model, params, (batch,))
+                return logits
+            copies = [
+                draw_copies(image, self.average, image_generator(given, self.seed))
+                for given, image in zip(images.flatten(0, -4), batch.flatten(0, -4), strict=True)
+            ]
+            many = torch.stack(copies)  # (all images, copies, 3, 32, 32)
+            logits = functional_call(model, params, (many.view(*batch.shape[:-4], -1, *batch.shape[-3:]),))
+            return logits.view(*batch.shape[:-3], len(many[0]), -1).softmax(-1).mean(-2).log()
 
     def _adapt_stack(self, model: MT3Model, images: Tensor) -> Adapted:
         generators = [image_generator(image, self.seed) for image in images]
@@ -334,14 +380,17 @@ def stack_size(model: MT3Model, items: int, images: int) -> int:
 def view_average(model: MT3Model, images: Tensor, seed: int = 0, views: int | None = None) -> Tensor:
     """Probabilities (N, classes) averaged over each image's views without adapting, for a model of any task."""
     task = "rotation" if model.hidden is None else "byol"  # Sun et al.'s network meets its own kind of views
+    views = views or model.adapt_views
     averages = []
     with torch.no_grad():
-        for image in check_images(images):
-            scaled = as_float(image.to(model.stem.weight.device), model.stem.weight.dtype)
-            generator = image_generator(image, seed)
-            _, upright = draw_test_views(scaled, task, views or model.adapt_views, generator, model.crop_max)
-            averages.append(model(upright).softmax(1).mean(0))
-    return torch.stack(averages)
+        for part in torch.split(check_images(images), max(1, UNADAPTED // views)):
+            scaled = as_float(part.to(model.stem.weight.device), model.stem.weight.dtype)
+            upright = [
+                draw_test_views(image, task, views, image_generator(given, seed), model.crop_max)[1]
+                for given, image in zip(part, scaled, strict=True)
+            ]
+            averages.append(model(torch.cat(upright)).view(len(part), len(upright[0]), -1).softmax(-1).mean(1))
+    return torch.cat(averages)
 
 
 def _projection(outputs: Outputs) -> Tensor | None:

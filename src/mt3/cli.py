@@ -65,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--corrupted", type=path, metavar="DIR", help="images in the published -C layout")
     evaluate.add_argument("--controls", action="store_true", help="also adapt on other images, to split the gain")
     evaluate.add_argument("--adapt-layers", help=f"what adapts: {name_list(LAYERS)} (default: the model's)")
+    evaluate.add_argument(
+        "--average", type=count, metavar="N", help="average the answer over N shifted, mirrored copies, too"
+    )
+    evaluate.add_argument(
+        "--gate", type=rate, metavar="P", help="do not adapt where the model is sure to probability P"
+    )
     evaluate.add_argument("--ablation", metavar="LABEL", help="the name of this variant in a report")
     evaluate.add_argument("--data", help="the data set, if RUN does not say")
     evaluate.add_argument("--out", type=path, help="JSON file (default: RUN/evaluation.json)")
@@ -251,8 +257,14 @@ def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
         "train_seed": run.get("config", {}).get("seed"),
     }
     label = args.ablation
-    if label is None and args.adapt_layers not in (None, model.adapt_layers):  # a report must tell it from the default
-        label = f"adapt_layers={args.adapt_layers} when evaluated"
+    changed = {  # a report must tell it from the default
+        "adapt_layers": (args.adapt_layers, model.adapt_layers),
+        "average": (args.average, model.adapt_average),
+        "gate": (args.gate, model.adapt_gate),
+    }
+    told = [f"{name}={given}" for name, (given, own) in changed.items() if given not in (None, own)]
+    if label is None and told:
+        label = f"{name_list(told)} when evaluated"
     if label is not None:
         about["ablation"] = label
     out = args.out or args.model / "evaluation.json"
@@ -270,6 +282,8 @@ def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
         args.controls,
         about,
         adapt_layers=args.adapt_layers,
+        average=args.average,
+        gate=args.gate,
     )
     print(evaluation_summary(result))
     print(f"wrote {out} and {out.with_suffix('.npz').name}")

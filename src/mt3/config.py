@@ -67,6 +67,7 @@ class Config:
     clip: float | None = 10.0  # norm of the inner and of the meta-gradient; none: no clipping
     clip_mode: str = "global"  # one norm over all tensors, or each tensor by its own
     gamma: float = 0.1  # weight of the self-supervised loss beside the cross-entropy
+    anchor: float = 0.0  # weight of the cross-entropy before the inner steps, beside the one after them
     average: float = 0.0  # decay of a moving average of the weights, which is the finished model; 0: the last weights
     warm_method: str | None = None  # a training that comes first and gives the weights to start from
     warm_epochs: float = 0.0  # of that training
@@ -79,6 +80,7 @@ class Config:
         "meta"  # what gives z inside: the meta-model, the previous step's parameters or a moving average
     )
     outer_target: str = "meta"  # parameters that give z in the outer loss: the meta-model's or the adapted ones
+    learn_rates: bool = False  # every adapted tensor has a factor of alpha for each inner step, trained with the rest
     adapt_layers: str = "all"  # of those that feed the loss, which adapt, at test time too: all, norm or last (stage)
 
     # the moving average that is the target of joint BYOL training, and of the inner loss with inner_target ema
@@ -100,6 +102,8 @@ class Config:
     test_views: int = 32  # K_T, pairs of views for byol, copies for rotation
     test_clip: float | None = 10.0  # norm; none: no clipping
     test_fresh_views: bool = True  # new views for every step
+    test_average: int = 0  # shifted and mirrored copies that the prediction is averaged over; 0: the image alone
+    test_gate: float = 1.0  # images of which the model is this sure are not adapted to; 1: all are
 
     # bookkeeping
     log_every: int = 1  # steps
@@ -119,7 +123,17 @@ class Config:
         for name in ("epochs", "lr"):
             if not getattr(self, name) > 0:
                 raise InputError(f"Expected {name} to be above 0, got {getattr(self, name)}.")
-        for name in ("inner_steps", "test_steps", "weight_decay", "gamma", "pad", "momentum", "inner_lr", "test_lr"):
+        for name in (
+            "inner_steps",
+            "test_steps",
+            "weight_decay",
+            "gamma",
+            "pad",
+            "momentum",
+            "inner_lr",
+            "test_lr",
+            "test_average",
+        ):
             if getattr(self, name) < 0:
                 raise InputError(f"Expected {name} not to be negative, got {getattr(self, name)}.")
         for name in ("clip", "test_clip"):
@@ -131,7 +145,7 @@ class Config:
             get_method(self.warm_method)
             if not self.warm_epochs > 0:
                 raise InputError(f"Expected warm_epochs to be above 0, got {self.warm_epochs}; or drop warm_method.")
-        for name in ("momentum", "ema_momentum", "final_lr", "average", "negative", "cast"):
+        for name in ("momentum", "ema_momentum", "final_lr", "average", "negative", "cast", "test_gate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"Expected {name} between 0 and 1, got {getattr(self, name)}.")
         if any(m < 0 for m in self.milestones):

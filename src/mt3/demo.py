@@ -25,7 +25,7 @@ from mt3.report import interval, result_table
 from mt3.train import train
 from mt3.workers import run_apart
 
-IMAGES = 150  # held-out images under each corruption
+IMAGES = 300  # held-out images under each corruption
 SEVERITY = 5
 
 

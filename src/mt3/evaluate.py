@@ -128,6 +128,8 @@ def make_protocol(
         "fresh_views": model.fresh_views,
         "seed": seed,
         "controls": controls,
+        **({"average": adapter.average} if adapter and adapter.average else {}),
+        **({"gate": adapter.gate} if adapter and adapter.gate < 1 else {}),
         **({"precision": model.precision} if model.precision != "float32" else {}),
         "model_hash": tensors_hash(model.state_dict()),
         "versions": {
@@ -153,6 +155,8 @@ def evaluate(
     controls: bool = False,
     about: dict[str, Any] | None = None,
     adapt_layers: str | None = None,
+    average: int | None = None,
+    gate: float | None = None,
 ) -> dict[str, Any]:
     """Evaluate the model before and after adapting; write `out` (JSON) and the probabilities beside it (NPZ).
 
@@ -162,9 +166,13 @@ def evaluate(
         raise InputError(f"Expected a name ending in .json for the results, got {out}; the NPZ goes beside it.")
     model.eval()
     check_labels(images.labels, model.num_classes, "The test split")
-    if model.selfsup == "none" and any(value is not None for value in (steps, lr, adapt_layers)):
-        raise InputError("This model has nothing to adapt with; drop --steps, --lr and --adapt-layers.")
-    adapter = None if model.selfsup == "none" else Adapter(model, steps, lr, views, seed, adapt_layers)
+    if model.selfsup == "none" and any(v is not None for v in (steps, lr, adapt_layers, average, gate)):
+        raise InputError(
+            "This model has nothing to adapt with; drop --steps, --lr, --adapt-layers, --average and --gate."
+        )
+    adapter = None
+    if model.selfsup != "none":
+        adapter = Adapter(model, steps, lr, views, seed, adapt_layers, average=average, gate=gate)
     sources = [(name, severity) for severity in severities for name in names]
     protocol = make_protocol(model, images, sources, limit, adapter, controls, seed, views, about or {})
     pieces = _pieces_of(out)

@@ -4,6 +4,7 @@ Sun et al.'s network is the same ResNet of width 16 with `head="linear"` and `se
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -109,6 +110,9 @@ class MT3Model(
         fresh_views: bool = True,  # new views for every step
         crop_max: int = 32,  # pixels, upper end of the crop in A
         classes: list[str] | None = None,  # names, for people
+        adapt_average: int = 0,  # shifted and mirrored copies that a prediction is averaged over, besides the image
+        adapt_gate: float = 1.0,  # images of which the model is this sure are not adapted to
+        learned_rates: int = 0,  # inner steps for which every adapted tensor has a learned factor of adapt_lr
         precision: str = "float32",  # of the forward pass; "bfloat16" by autocast, with outputs in the weights' type
     ) -> None:
         super().__init__()
@@ -131,6 +135,8 @@ class MT3Model(
             raise InputError(f"Expected a finite adapt_lr and an adapt_clip above 0, got {adapt_lr} and {adapt_clip}.")
         if clip_mode not in ("global", "tensor") or not 20 <= crop_max <= 32:
             raise InputError(f"Expected clip_mode global or tensor and crop_max 20 to 32, got {clip_mode}, {crop_max}.")
+        if adapt_average < 0 or not 0 <= adapt_gate <= 1 or learned_rates < 0:
+            raise InputError("Expected adapt_average and learned_rates not negative and adapt_gate from 0 to 1.")
         check_layers(selfsup, adapt_layers)
         if classes is not None and len(classes) != num_classes:
             raise InputError(f"Expected {num_classes} class names, got {len(classes)}.")
@@ -141,6 +147,7 @@ class MT3Model(
         self.adapt_steps, self.adapt_lr, self.adapt_views = adapt_steps, adapt_lr, adapt_views
         self.adapt_clip, self.clip_mode, self.adapt_layers = adapt_clip, clip_mode, adapt_layers
         self.fresh_views, self.crop_max = fresh_views, crop_max
+        self.adapt_average, self.adapt_gate = adapt_average, adapt_gate
         self.precision = precision
 
         self.stem = Conv2d(3, width, 3, padding=1, bias=False)
@@ -159,6 +166,9 @@ class MT3Model(
             self.rotate_stage = _stage(blocks, 2 * width, 4 * width, groups)
             self.rotate_norm = GroupNorm(groups, features, eps=NORM_EPS)
             self.rotate = Linear(features, 4)
+        # logarithms; the last step's serve further ones
+        names = self.adapted_names()
+        self.rates = nn.Parameter(torch.zeros(learned_rates, len(names))) if learned_rates and names else None
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -171,6 +181,8 @@ class MT3Model(
             elif isinstance(module, nn.GroupNorm):
                 nn.init.ones_(module.weight)
                 nn.init.zeros_(module.bias)
+        if self.rates is not None:
+            nn.init.zeros_(self.rates)
 
     def forward(self, images: Tensor, full: bool = False) -> Tensor | Outputs:
         """Logits (N, classes); with `full` the outputs of all heads, from one pass.
@@ -203,6 +215,13 @@ class MT3Model(
         if self.selfsup == "rotation":
             turns = self.rotate(_pool(self.rotate_norm, self.rotate_stage(trunk), stack))
         return Outputs(logits, z, r, turns)
+
+    def rate_factors(self, params: Mapping[str, Tensor], step: int) -> dict[str, Tensor] | None:
+        """What the learning rate of an inner step is multiplied by, for every tensor that adapts."""
+        if self.rates is None:
+            return None
+        factors = params["rates"][..., min(step, len(self.rates) - 1), :].exp()
+        return dict(zip(self.adapted_names(), factors.unbind(-1), strict=True))
 
     @classmethod
     def _from_pretrained(cls, **arguments: Any) -> "MT3Model":

@@ -11,6 +11,7 @@ from mt3.augment import apply_views, crop_and_flip, draw_views, rotate
 from mt3.model import Outputs
 
 ROTATION_PAD = 4  # pixels, Sun et al.'s standard augmentation
+COPY_PAD = 2  # pixels, as x in training
 
 
 class Views(NamedTuple):
@@ -64,3 +65,9 @@ def draw_test_views(
         return Views(rotate(upright, quarters), quarters), upright
     views = apply_views(image.expand(2 * count, -1, -1, -1), draw_views(2 * count, generator), crop_max)
     return Views(views), views
+
+
+def draw_copies(image: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """The image (3, H, W) itself and `count` slightly shifted or mirrored copies, (1 + count, 3, H, W)."""
+    copies = crop_and_flip(image.expand(count, -1, -1, -1), generator, COPY_PAD, flip=True)
+    return torch.cat([image[None], copies])

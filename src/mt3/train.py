@@ -71,6 +71,9 @@ def build_model(config: Config, dataset: Dataset) -> MT3Model:
         adapt_views=config.test_views,
         adapt_clip=config.test_clip,
         adapt_layers=config.adapt_layers,
+        adapt_average=config.test_average,
+        adapt_gate=config.test_gate,
+        learned_rates=config.inner_steps if config.learn_rates and config.training == "meta" else 0,
         clip_mode=config.clip_mode,
         fresh_views=config.test_fresh_views,
         crop_max=config.crop_max,
@@ -164,10 +167,13 @@ def meta_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
     total = metrics["ce"] + config.gamma * metrics["selfsup"]
     metrics |= {"inner_loss": inner.loss.mean(), "inner_grad_norm": inner.grad_norm.mean()}
     metrics["accuracy_after"] = _accuracy(logits, task.labels)
-    if log:
-        with torch.no_grad():
+    if log or config.anchor:
+        with torch.set_grad_enabled(bool(config.anchor)):
             before = model(task.images.flatten(0, -4)).view_as(logits)
-            metrics["accuracy_before"] = _accuracy(before, task.labels)
+        metrics["accuracy_before"] = _accuracy(before, task.labels)
+    if config.anchor:
+        metrics["ce_before"] = F.cross_entropy(before.flatten(0, -2), task.labels.flatten())
+        total = total + config.anchor * metrics["ce_before"]
     return Loss(total, metrics)
 
 
