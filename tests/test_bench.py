@@ -172,6 +172,7 @@ def test_everything_goes_into_one_file(quick, tmp_path, capsys):
     }  # fmt: skip
     assert step["candidates"][1]["gradient_error"] < 1e-12
     assert step["candidates"][-1]["gradient_cosine"] > 0.9
+    assert 0 < step["input_share"]["median"] < 1
     assert "absent: missing (No module named 'missing'); pip install -c constraints.txt '.[bench]'" in out
     assert "absent: wrong (its gradient differs by 1 of ours)\n" in out
     assert "absent: wrong (its logits differ by 1)\n" in out

@@ -350,6 +350,19 @@ def test_report_writes_every_file_and_the_same_bytes_again(folder, capsys):
     assert {path.name: path.read_bytes() for path in out.iterdir()} == first
 
 
+def test_words_come_first_and_the_page_may_lie_elsewhere(folder, tmp_path, capsys):
+    (tmp_path / "words.md").write_text("# Results\n\nIn plain words.\n")
+    words = ["--words", str(tmp_path / "words.md"), "--page", str(tmp_path / "RESULTS.md")]
+    assert main(["report", str(folder), "--out", str(tmp_path / "a" / "b"), *words]) == 0
+    text = (tmp_path / "RESULTS.md").read_text()
+    assert text.startswith("# Results\n\nIn plain words.\n\n## Accuracy under corruption\n")
+    assert "![bars](a/b/bars.png)" in text
+    assert (tmp_path / "a" / "b" / "bars.png").exists()
+    assert not (tmp_path / "a" / "b" / "report.md").exists()
+    assert main(["report", str(folder), "--words", str(tmp_path / "no.md")]) == 2
+    assert "Cannot read" in capsys.readouterr().err
+
+
 def test_published_alone(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["report", "--published"]) == 0

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import typing
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -103,13 +104,23 @@ def save_model(model: MT3Model, directory: Path) -> None:
         raise InputError(f"Cannot write the model into {directory}: {error}.") from error
 
 
+def shipped_models() -> dict[str, Path]:
+    """The models that come with the package, by name."""
+    folder = Path(str(resources.files("mt3"))) / "weights"
+    return {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
+
+
 def load(path: str | Path) -> MT3Model:
-    """The model of a finished run: a run directory or a directory written by `save_pretrained`."""
+    """The model of a finished run: a run's directory, one written by `save_pretrained`, or a shipped model's name."""
     directory = Path(path)
     if not directory.is_dir():
-        raise InputError(
-            f"Expected a run or model directory, but {directory} is not there; train one with `mt3 train`."
-        )
+        shipped = shipped_models()
+        if str(path) not in shipped:
+            names = f" or one of {name_list(shipped)}" if shipped else ""
+            raise InputError(
+                f"Expected a run or model directory{names}, but {directory} is not there; train one with `mt3 train`."
+            )
+        directory = shipped[str(path)]
     missing = [name for name in MODEL_FILES if not (directory / name).is_file()]
     if missing:
         hint = "the run is not finished, continue it with --resume" if (directory / RUN_FILE).exists() else "no model"

@@ -16,7 +16,7 @@ from mt3.bench.commands import add_bench
 from mt3.config import CHOICES, FIELDS, make_config, preset_names
 from mt3.data.dataset import DATASETS
 from mt3.errors import InputError, name_list
-from mt3.files import check_can_write
+from mt3.files import check_can_write, read_text
 from mt3.method import LAYERS, METHODS, get_method
 from mt3.version import __version__
 
@@ -145,6 +145,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--out", type=path, help="directory (default: report, inside the first DIR)")
     report.add_argument("--published", action="store_true", help="the paper's numbers beside them; without DIR, alone")
+    report.add_argument("--words", type=path, metavar="FILE", help="Markdown that the report begins with")
+    report.add_argument("--page", type=path, metavar="FILE", help="where the report goes (default: report.md in --out)")
     report.set_defaults(run=_report)
 
     demo = commands.add_parser("demo", help="train and evaluate on the embedded digits, in minutes")
@@ -267,6 +269,8 @@ def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
         label = f"{name_list(told)} when evaluated"
     if label is not None:
         about["ablation"] = label
+    if args.out is None and not args.model.is_dir():
+        raise InputError(f"{args.model} comes with the package, where no results go; give --out.")
     out = args.out or args.model / "evaluation.json"
     result = evaluate(
         model,
@@ -450,7 +454,8 @@ def _report(args: argparse.Namespace, extra: Sequence[str]) -> None:
         )
     first = args.results[0] if args.results else Path()
     out = args.out or (first.parent if first.is_file() else first) / "report"
-    table, files, notes = write_report(args.results, out, args.published)
+    words = "" if args.words is None else read_text(args.words)
+    table, files, notes = write_report(args.results, out, args.published, words=words, page=args.page)
     for note in notes:
         print(note, file=sys.stderr)
     print(f"{table}\n" if table else "", end="")

@@ -97,6 +97,15 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
+def read_text(path: str | Path) -> str:
+    """The file's text, or one sentence on why not."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise InputError(f"Cannot read {path}: {reason}; give a text file.") from error
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write `value` as readable JSON, atomically."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

@@ -1,5 +1,6 @@
 """Results to tables and figures: of one evaluation, and a report over many runs. Needs no torch."""
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -87,12 +88,18 @@ class Section(NamedTuple):
 
 
 def write_report(
-    paths: Sequence[Path], out: Path, published: bool = False, root: Path | None = None
+    paths: Sequence[Path],
+    out: Path,
+    published: bool = False,
+    root: Path | None = None,
+    words: str = "",
+    page: Path | None = None,
 ) -> tuple[str, list[Path], list[str]]:
     """Write tables and figures of the results in `paths`, or of the paper alone; the same results give the same bytes.
 
-    Files are named as they were given, or relative to `root`. Returns the first table as Markdown, the files, and
-    what a user should know.
+    Files are named as they were given, or relative to `root`. `words` are Markdown that comes first; `page` is where
+    the report goes instead of `out/report.md`, with links to the figures in `out`. Returns the first table as Markdown,
+    the files, and what a user should know.
     """
     if paths:
         results = collect(paths, root)
@@ -115,13 +122,16 @@ def write_report(
     head = "% needs \\usepackage{booktabs,graphicx}\n"
     write_text(out / "table.tex", head + "\n\n".join(latex(t) for t in main) + "\n")
     write_text(out / "table.csv", csv_text(tables))
-    write_text(out / "report.md", _markdown_report(sections, bool(figures)))
-    files = [out / "report.md", out / "table.tex", out / "table.csv", *files]
+    page = out / "report.md" if page is None else page
+    folder = Path(os.path.relpath(out, page.parent)).as_posix()
+    write_text(page, _markdown_report(sections, words, folder if figures else None))
+    files = [page, out / "table.tex", out / "table.csv", *files]
     return "\n\n".join(f"{t.title}\n\n{markdown(t)}" for t in main[: 1 if paths else 2]), files, notes
 
 
-def _markdown_report(sections: Sequence[Section], with_figures: bool) -> str:
-    parts = ["# Report"]
+def _markdown_report(sections: Sequence[Section], words: str, folder: str | None) -> str:
+    """The page; figures are in `folder`, seen from it."""
+    parts = [words.strip() or "# Report"]
     for section in sections:
         parts.append(f"## {section.title}")
         for block in section.blocks:
@@ -129,8 +139,9 @@ def _markdown_report(sections: Sequence[Section], with_figures: bool) -> str:
                 parts += [f"{block.title}:", markdown(block), *([block.note] if block.note else [])]
             elif isinstance(block, str):
                 parts.append(block)
-            elif with_figures:
-                parts += [f"![{block.name}]({block.name}.png)", f"*{block.caption}*"]
+            elif folder is not None:
+                file = f"{block.name}.png" if folder == "." else f"{folder}/{block.name}.png"
+                parts += [f"![{block.name}]({file})", f"*{block.caption}*"]
     return "\n\n".join(parts) + "\n"
 
 

@@ -24,7 +24,7 @@ from mt3.config import Config, make_config, warm_config
 from mt3.data import Dataset
 from mt3.errors import InputError, name_list
 from mt3.evaluate import TestImages, evaluate, make_protocol, share_done
-from mt3.files import only_writer
+from mt3.files import RUN_FILE, only_writer
 from mt3.method import METHODS
 from mt3.model import MT3Model
 from mt3.progress import duration
@@ -138,6 +138,9 @@ def reproduce(study: Study, dry_run: bool = False) -> None:
         parts = _make_parts(study, trainings)
         print(plan_text(study, parts), flush=True)
         todo = [part for part in parts if part.share < 1]
+        set_up = partial(torch.set_num_threads, study.threads)
+        starts = _missing_starts(study, [part.training for part in todo if not part.tests], trainings)
+        run_apart(_train_start, starts, [f"start of {job.trainings[0].name}" for job in starts], study.jobs, set_up)
         begun = {part.title: _beginning(study, todo, number) for number, part in enumerate(todo)}
         for sweeps in (False, True):  # the main rows of all runs first
             now = [part for part in todo if any(test.sweep for test in part.tests) == sweeps]
@@ -146,7 +149,6 @@ def reproduce(study: Study, dry_run: bool = False) -> None:
                 Job(study, trainings, [(begun[part.title], part) for part in now if part.training.folder == folder])
                 for folder in runs
             ]
-            set_up = partial(torch.set_num_threads, study.threads)
             run_apart(_run_job, jobs, list(runs.values()), study.jobs, set_up)
         published = published_table(study.dataset.name) is not None and study.preset != "demo"
         table, files, notes = write_report([study.out], study.out / "report", published, root=study.out)
@@ -157,6 +159,27 @@ def _beginning(study: Study, todo: Sequence[Part], number: int) -> str:
     left = sum(part.seconds for part in todo[number:]) / study.jobs
     part = todo[number]
     return f"[{number + 1}/{len(todo)}] {part.title}: about {duration(part.seconds)}, {duration(left)} for all"
+
+
+def _missing_starts(study: Study, todo: Sequence[Training], trainings: Sequence[Training]) -> list[Job]:
+    """The trainings that come before others, each once, however many runs share it."""
+    jobs, seen = [], set()
+    for training in todo:
+        first = warm_config(training.config)
+        if first is None or first in seen or (training.folder / RUN_FILE).exists():
+            continue
+        seen.add(first)
+        if not any(warm_config(t.config) == first and steps_done(first, t.folder / WARM) is None for t in trainings):
+            jobs.append(Job(study, [training], []))
+    return jobs
+
+
+def _train_start(job: Job) -> None:
+    (training,) = job.trainings
+    first = warm_config(training.config)
+    assert first is not None
+    print(f"train the start of {training.name}", flush=True)
+    train(first, job.study.dataset, training.folder / WARM, job.study.device, resume=True, data_dir=job.study.data_dir)
 
 
 def _run_job(job: Job) -> None:

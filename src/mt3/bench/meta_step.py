@@ -11,14 +11,15 @@ from torch import Tensor
 from mt3.bench.floor import MATRIX, alternate_with_floor, layer_flops, machine, meta_step_flops, peak_memory
 from mt3.bench.growth import measure_growth
 from mt3.bench.peers import META_STEP, Absent, TaskLoss, load_peers, plain_loss, torch_layers
-from mt3.bench.timing import OURS, compared
-from mt3.bench.words import comparison_words
+from mt3.bench.timing import OURS, compared, ratio
+from mt3.bench.words import comparison_words, spread_cell
 from mt3.config import Config, make_config
 from mt3.data import Dataset
 from mt3.model import MT3Model
 from mt3.train import State, draw_step_task, gradient_of_step, make_state
 
 CLASSES = 10
+INPUT = "input"
 CLOSE = 1e-9  # relative difference of the gradients up to which a peer computes the same, in float64
 CLIP = 1e6  # a norm that nothing reaches: ours does the work of clipping, and peers without it compute the same
 SCALING: dict[str, tuple[int, ...]] = {
@@ -72,6 +73,17 @@ def our_step(setting: Setting, dtype: torch.dtype = torch.float32) -> Callable[[
     return call
 
 
+def our_input(setting: Setting) -> Callable[[], None]:
+    """A call that picks and augments the images of a step's tasks, and no more."""
+    config, _, images, labels = prepare(setting)
+
+    def call() -> None:
+        for number in range(config.tasks):
+            draw_step_task(images, labels, config, 0, 1, number)
+
+    return call
+
+
 def peer_step(setting: Setting, loss: TaskLoss, dtype: torch.dtype = torch.float32) -> Callable[[], Tensor]:
     """A call that computes the same with a peer: task after task, on PyTorch's layers."""
     config, state, images, labels = prepare(setting, dtype)
@@ -118,7 +130,8 @@ def bench_meta_step(setting: Setting, rounds: int = 5, scaling: bool = False) ->
     calls[rounded] = our_step(replace(setting, precision="bfloat16"))
     checks[rounded] = {"gradient_cosine": float(torch.cosine_similarity(calls[rounded](), calls[OURS](), dim=0))}
 
-    seconds, best = alternate_with_floor(calls, rounds)
+    seconds, best = alternate_with_floor({**calls, INPUT: our_input(setting)}, rounds)
+    input_share = ratio(seconds.pop(INPUT), seconds[OURS])
     flops = _flops(setting)
     return {
         "benchmark": "meta-step",
@@ -129,6 +142,7 @@ def bench_meta_step(setting: Setting, rounds: int = 5, scaling: bool = False) ->
         "forward_passes": flops / sum(layer_flops(prepare(setting).state.model).values()),
         "floor": {"matrix": MATRIX, "gflops": best / 1e9},
         "candidates": [entry | checks.get(entry["name"], {}) for entry in compared(seconds, flops, best)],
+        "input_share": input_share,
         "peak_mb": {
             OURS: peak_memory(our_step, setting),
             "plain": peak_memory(peer_step, setting, plain_loss),
@@ -151,4 +165,6 @@ def meta_step_summary(result: dict[str, Any]) -> str:
         f"One meta-step, width {s['width']}, depth {s['depth']}, T={s['tasks']}, K={s['task_size']}, "
         f"M={s['inner_steps']}, {result['machine']['threads']} threads: median (min..max) of {result['rounds']} rounds"
     )
-    return "\n".join([title, "", *comparison_words(result, "a meta-step")])
+    share = spread_cell({name: 100 * value for name, value in result["input_share"].items()}, 1).text
+    drawn = f"picking and augmenting its images: {share} % of ours"
+    return "\n".join([title, "", *comparison_words(result, "a meta-step"), drawn])
