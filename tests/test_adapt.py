@@ -149,6 +149,14 @@ def test_learned_rates_have_the_gradient_of_the_unroll(order):
     assert relative_error(got, want) < 1e-9
 
 
+def test_tensors_without_a_learned_rate_take_the_plain_step(images):
+    model = mt3.MT3Model(10, depth=8, width=4, adapt_views=2, adapt_layers="norm", learned_rates=1)
+    plain = mt3.MT3Model(10, depth=8, width=4, adapt_views=2, adapt_layers="norm")
+    plain.load_state_dict({n: t for n, t in model.state_dict().items() if n != "rates"})
+    got, want = (Adapter(m, lr=1.0, adapt_layers="all")(images) for m in (model, plain))
+    torch.testing.assert_close(got, want)
+
+
 def test_an_anchor_adds_the_cross_entropy_before_the_step():
     model, task = small_model(), small_task()
     settings = {"inner_lr": 0.5, "gamma": 0.1, "clip": None}
@@ -373,7 +381,9 @@ def test_a_gate_keeps_the_answers_the_model_is_sure_of(model, images):
     expected = torch.where(sure[:, None], before, after)
     torch.testing.assert_close(gated(images), expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(gated.answer(images, images[:, None]).logits[:, 0], expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(gated.compare(images).after, expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(Adapter(model, lr=1.0, gate=0.0)(images), before, atol=1e-5, rtol=1e-4)
+    assert gated(images[:0]).shape == (0, model.num_classes)
 
 
 def test_an_answer_is_averaged_over_copies_of_the_image(model, images):
@@ -385,6 +395,8 @@ def test_an_answer_is_averaged_over_copies_of_the_image(model, images):
         expected = Adapter(model).logits(adapted.params, copies).softmax(1).mean(0)
         torch.testing.assert_close(logits.softmax(0), expected, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(adapter.logits(adapted.params, image[None])[0].exp(), expected, atol=1e-5, rtol=1e-4)
+        before = model(copies).softmax(1).mean(0)
+        torch.testing.assert_close(adapter.unadapted(image[None])[0].exp(), before, atol=1e-5, rtol=1e-4)
 
 
 def test_defaults_come_from_the_model(images):

@@ -116,10 +116,11 @@ def test_evaluate_names_a_variant(capsys, runs, tmp_path):
     assert label("a") == (None, "all")
     assert label("b", "--adapt-layers", "all") == (None, "all")
     assert label("c", "--adapt-layers", "norm") == ("adapt_layers=norm when evaluated", "norm")
+    assert label("g", "--gate", "0.9", "--average", "2") == ("average=2, gate=0.9 when evaluated", "all")
     assert label("d", "--adapt-layers", "last", "--ablation", "late layers") == ("late layers", "last")
     code, _, err = run(capsys, "evaluate", runs / "baseline", "--adapt-layers", "norm", "--out", tmp_path / "e.json")
     assert code == 2
-    assert "nothing to adapt with; drop --steps, --lr, --adapt-layers, --average and --gate" in err
+    assert "nothing to adapt with; drop --steps, --lr, --adapt-layers and --gate" in err
 
 
 def test_evaluate_reads_a_published_directory(capsys, runs, tmp_path):
@@ -331,7 +332,8 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
     summary = results["summary"]
     gap = summary["average"]["after"] - summary["average"]["plain"]
     assert summary["after_minus_plain"]["mean"] == pytest.approx(gap)
-    assert ("BELOW the plain one" in out) == (gap < 0)
+    assert ("BELOW the plain one" in out) == (summary["after_minus_plain"]["high"] < 0)
+    assert ("above the plain one" in out) == (summary["after_minus_plain"]["low"] > 0)
     assert ("NOT SHOWN" in out) == (summary["after_minus_unrelated"]["low"] <= 0)
     assert f"{summary['average']['after']:.1f} |" in out
     assert [entry["name"] for entry in results["mt3"]["corruptions"]] == [n for n in PAPER if n != "frost"]

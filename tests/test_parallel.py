@@ -140,6 +140,19 @@ def test_an_error_in_one_job_interrupts_the_others(tmp_path):
     assert not (tmp_path / "never").exists()
 
 
+def _die(job: bytes) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_large_job_whose_process_dies_at_once_is_an_error(monkeypatch):
+    """What is sent is larger than a pipe holds."""
+    with pytest.raises(InputError, match=r"large: .*No space left"):
+        workers.run_apart(_die, [bytes(1 << 22)], ["large"], at_once=2)
+    monkeypatch.setattr(workers, "_apart", os._exit)  # called with a name, so that the process ends with an error
+    with pytest.raises(InputError, match="large: the process ended with exit code 1"):
+        workers.run_apart(_die, [bytes(1 << 22)], ["large"], at_once=2)
+
+
 def test_a_job_that_is_killed_is_an_error(tmp_path):
     def kill() -> None:
         path = tmp_path / "0"
@@ -149,6 +162,6 @@ def test_a_job_that_is_killed_is_an_error(tmp_path):
 
     thread = threading.Thread(target=kill)
     thread.start()
-    with pytest.raises(InputError, match="exit code -9; run the command again"):
+    with pytest.raises(InputError, match=r"a: the process was ended from outside \(signal 9\)"):
         workers.run_apart(_write_and_wait, [(tmp_path / "0", 60.0)], ["a"], at_once=2)
     thread.join()

@@ -70,7 +70,8 @@ def inner_step(
     gradients = torch.autograd.grad(loss.sum(), [params[name] for name in adapted], create_graph=second_order)
     clipped, norm = clip_gradients(gradients, clip, clip_mode, stacked=loss.dim() == 1)
     if factors is not None:
-        clipped = [g * _leading(factors[name], g) for name, g in zip(adapted, clipped, strict=True)]
+        pairs = zip(adapted, clipped, strict=True)
+        clipped = [g * _leading(factors[name], g) if name in factors else g for name, g in pairs]
     stepped = {name: params[name] - lr * g for name, g in zip(adapted, clipped, strict=True)}
     return params | stepped, norm
 
@@ -210,7 +211,7 @@ class Adapter(nn.Module):
         images = check_images(images)
         if self.gate == 1:
             return self.answer(images, images[:, None]).logits[:, 0]
-        logits = self._unadapted(images)
+        logits = self.unadapted(images)
         unsure = logits.softmax(1).amax(1) < self.gate
         if unsure.any():
             own = images[unsure.to(images.device)]
@@ -227,7 +228,7 @@ class Adapter(nn.Module):
         check_images(others.flatten(0, 1))
         answers = self._answer(images, others)
         if self.gate < 1:
-            before = self._unadapted(others.flatten(0, 1)).view_as(answers.logits)
+            before = self.unadapted(others.flatten(0, 1)).view_as(answers.logits)
             sure = before.softmax(-1).amax(-1, keepdim=True) >= self.gate
             answers = answers._replace(logits=torch.where(sure, before, answers.logits))
         return answers
@@ -255,6 +256,10 @@ class Adapter(nn.Module):
                 loss_after = selfsup_loss(outputs, views, _projection(adapted.inner.outputs))
             before = self._logits(adapted.model, _leaves(adapted.model, len(own)), own)[:, 0]
             after = self._logits(adapted.model, adapted.params, own)[:, 0]
+            if self.gate < 1:
+                sure = before.softmax(-1).amax(-1) >= self.gate
+                after = torch.where(sure[:, None], before, after)
+                loss_after = torch.where(sure, adapted.inner.loss, loss_after)
             return before, after, adapted.view_average, adapted.inner.loss, loss_after, adapted.inner.grad_norm
 
         found = list(self._each_stack(images, compare))
@@ -272,10 +277,12 @@ class Adapter(nn.Module):
         """Logits (N, classes) of images under adapted parameters."""
         return self._logits(self.model, params, images)
 
-    def _unadapted(self, images: Tensor) -> Tensor:
-        params = _leaves(self.model, 1)
-        parts = [self._logits(self.model, params, part[None])[0] for part in torch.split(images, UNADAPTED)]
-        return torch.cat(parts) if parts else self.model.classify.weight.new_zeros(0, self.model.num_classes)
+    def unadapted(self, images: Tensor) -> Tensor:
+        """Logits (N, classes) of the model as it is, averaged over copies as the adapted ones are."""
+        if not len(images):
+            return self.model.classify.weight.new_zeros(0, self.model.num_classes)
+        params: Params = dict(self.model.named_parameters())
+        return torch.cat([self._logits(self.model, params, part) for part in torch.split(images, UNADAPTED)])
 
     def stack_for(self, count: int) -> int:
         """How many of `count` images are adapted to at once."""
@@ -301,16 +308,9 @@ class Adapter(nn.Module):
         device, dtype = model.stem.weight.device, model.stem.weight.dtype
         with torch.inference_mode(False), torch.no_grad():
             batch = as_float(images.to(device).clone(), dtype)
-            if not self.average:
-                logits: Tensor = functional_call(model, params, (batch,))
-                return logits
-            copies = [
-                draw_copies(image, self.average, image_generator(given, self.seed))
-                for given, image in zip(images.flatten(0, -4), batch.flatten(0, -4), strict=True)
-            ]
-            many = torch.stack(copies)  # (all images, copies, 3, 32, 32)
-            logits = functional_call(model, params, (many.view(*batch.shape[:-4], -1, *batch.shape[-3:]),))
-            return logits.view(*batch.shape[:-3], len(many[0]), -1).softmax(-1).mean(-2).log()
+            return averaged_logits(
+                lambda x: functional_call(model, params, (x,)), images, batch, self.average, self.seed
+            )
 
     def _adapt_stack(self, model: MT3Model, images: Tensor) -> Adapted:
         generators = [image_generator(image, self.seed) for image in images]
@@ -375,6 +375,23 @@ def stack_size(model: MT3Model, items: int, images: int) -> int:
     size = images * weight.shape[0] * 32 * 32 * weight.element_size()
     budget = CPU_BUDGET if weight.device.type == "cpu" else DEVICE_BUDGET
     return max(1, min(budget // size, -(-items // count_threads(model, items))))
+
+
+def averaged_logits(
+    network: Callable[[Tensor], Tensor], images: Tensor, scaled: Tensor, copies: int, seed: int
+) -> Tensor:
+    """Logits of images (..., N, 3, 32, 32), each averaged over itself and shifted or mirrored copies.
+
+    `images` are as they were given, and seed the copies; `scaled` are the same as floats on the network's device.
+    """
+    if not copies:
+        return network(scaled)
+    drawn = [
+        draw_copies(image, copies, image_generator(given, seed))
+        for given, image in zip(images.flatten(0, -4), scaled.flatten(0, -4), strict=True)
+    ]
+    batch = torch.stack(drawn).view(*scaled.shape[:-4], -1, *scaled.shape[-3:])
+    return network(batch).view(*scaled.shape[:-3], 1 + copies, -1).softmax(-1).mean(-2).log()
 
 
 def view_average(model: MT3Model, images: Tensor, seed: int = 0, views: int | None = None) -> Tensor:

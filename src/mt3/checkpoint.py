@@ -110,17 +110,19 @@ def shipped_models() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
 
 
+def find_model(path: str | Path) -> Path:
+    """The directory: the path itself, or where the package keeps a model of this name."""
+    return Path(path) if Path(path).is_dir() else shipped_models().get(str(path), Path(path))
+
+
 def load(path: str | Path) -> MT3Model:
     """The model of a finished run: a run's directory, one written by `save_pretrained`, or a shipped model's name."""
-    directory = Path(path)
+    directory = find_model(path)
     if not directory.is_dir():
-        shipped = shipped_models()
-        if str(path) not in shipped:
-            names = f" or one of {name_list(shipped)}" if shipped else ""
-            raise InputError(
-                f"Expected a run or model directory{names}, but {directory} is not there; train one with `mt3 train`."
-            )
-        directory = shipped[str(path)]
+        names = "".join(f" or {name}" for name in shipped_models())
+        raise InputError(
+            f"Expected a run or model directory{names}, but {directory} is not there; train one with `mt3 train`."
+        )
     missing = [name for name in MODEL_FILES if not (directory / name).is_file()]
     if missing:
         hint = "the run is not finished, continue it with --resume" if (directory / RUN_FILE).exists() else "no model"

@@ -219,10 +219,10 @@ def _train(args: argparse.Namespace, extra: Sequence[str]) -> None:
 
 def _dataset_of_run(args: argparse.Namespace, optional: bool) -> "tuple[Dataset | None, dict[str, Any]]":
     """The data set a run was trained on, and what its run.json says."""
-    from mt3.checkpoint import read_run
+    from mt3.checkpoint import find_model, read_run
     from mt3.data import load_dataset
 
-    run = read_run(args.model)
+    run = read_run(find_model(args.model))
     name = args.data or run.get("config", {}).get("data")
     if name is None:
         if optional:
@@ -258,18 +258,9 @@ def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
         "preset": run.get("config", {}).get("preset"),
         "train_seed": run.get("config", {}).get("seed"),
     }
-    label = args.ablation
-    changed = {  # a report must tell it from the default
-        "adapt_layers": (args.adapt_layers, model.adapt_layers),
-        "average": (args.average, model.adapt_average),
-        "gate": (args.gate, model.adapt_gate),
-    }
-    told = [f"{name}={given}" for name, (given, own) in changed.items() if given not in (None, own)]
-    if label is None and told:
-        label = f"{name_list(told)} when evaluated"
-    if label is not None:
-        about["ablation"] = label
-    if args.out is None and not args.model.is_dir():
+    if args.ablation is not None:
+        about["ablation"] = args.ablation
+    if args.out is None and not Path(args.model).is_dir():
         raise InputError(f"{args.model} comes with the package, where no results go; give --out.")
     out = args.out or args.model / "evaluation.json"
     result = evaluate(
@@ -455,11 +446,15 @@ def _report(args: argparse.Namespace, extra: Sequence[str]) -> None:
     first = args.results[0] if args.results else Path()
     out = args.out or (first.parent if first.is_file() else first) / "report"
     words = "" if args.words is None else read_text(args.words)
+    if args.words is not None and args.page is not None and args.words.resolve() == args.page.resolve():
+        raise InputError(f"The report would take the place of {args.words}; choose another --page.")
     table, files, notes = write_report(args.results, out, args.published, words=words, page=args.page)
     for note in notes:
         print(note, file=sys.stderr)
     print(f"{table}\n" if table else "", end="")
-    print(f"wrote {name_list(f.name for f in files)} in {out}")
+    elsewhere = "" if args.page is None else f"{args.page}, and "
+    inside = files if args.page is None else files[1:]
+    print(f"wrote {elsewhere}{name_list(f.name for f in inside)} in {out}")
 
 
 def _demo(args: argparse.Namespace, extra: Sequence[str]) -> None:

@@ -128,6 +128,7 @@ class Config:
             "test_steps",
             "weight_decay",
             "gamma",
+            "anchor",
             "pad",
             "momentum",
             "inner_lr",

@@ -151,8 +151,10 @@ def _text(summary: dict[str, Any], results: dict[str, dict[str, Any]], seconds: 
         lines.append("Adapting to the image itself helps beyond what a step on any image would do.")
     else:
         lines.append("NOT SHOWN here: that adapting to the image itself helps beyond a step on any image.")
-    if against_plain["mean"] >= 0:
-        lines.append("The adapted model is not below the plain one.")
+    if against_plain["low"] > 0:
+        lines.append("The adapted model is above the plain one.")
+    elif against_plain["high"] >= 0:
+        lines.append("No difference from the plain model is shown: the interval includes 0.")
     else:
         lines.append("The adapted model is BELOW the plain one: on these digits adapting does not pay.")
     return "\n".join(lines)

@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mt3 import corruptions
-from mt3.adapt import Adapter, view_average
+from mt3.adapt import Adapter, averaged_logits, view_average
 from mt3.checkpoint import tensors_hash
 from mt3.data import CorruptedSet, Dataset
 from mt3.data.dataset import check_labels
 from mt3.errors import InputError, name_list
 from mt3.files import atomic_path, read_json, write_json
 from mt3.measure import fixed_and_broken, gains, is_correct, measure
-from mt3.model import MT3Model
+from mt3.model import MT3Model, as_float
 from mt3.progress import Progress
 from mt3.version import __version__
 
@@ -97,8 +97,9 @@ def make_protocol(
     seed: int,
     views: int | None,
     about: dict[str, Any],
+    average: int | None = None,
 ) -> dict[str, Any]:
-    """Everything that the numbers depend on."""
+    """Everything that the numbers depend on; what departs from the model's own way to answer is named as a variant."""
     count = len(images.labels) if limit is None else min(limit, len(images.labels))
     if count < 1:
         raise InputError(f"Expected at least one image to evaluate, got a limit of {limit}.")
@@ -108,6 +109,14 @@ def make_protocol(
         raise InputError("The clean control needs the clean test images; give --data-dir, or drop --controls.")
     if controls and count < 2:
         raise InputError("Controls adapt on another image, so they need at least 2 images; raise --limit.")
+    average = model.adapt_average if average is None else average
+    own = {"adapt_layers": model.adapt_layers, "average": model.adapt_average, "gate": model.adapt_gate}
+    now = own | {"average": average}
+    if adapter is not None:
+        now |= {"adapt_layers": adapter.layers, "gate": adapter.gate}
+    told = [f"{name}={value}" for name, value in now.items() if value != own[name]]
+    if told and "ablation" not in about:
+        about = about | {"ablation": f"{name_list(told)} when evaluated"}
     return about | {
         "split": "test",
         "source": images.origin(sources, count),
@@ -128,7 +137,7 @@ def make_protocol(
         "fresh_views": model.fresh_views,
         "seed": seed,
         "controls": controls,
-        **({"average": adapter.average} if adapter and adapter.average else {}),
+        **({"average": average} if average else {}),
         **({"gate": adapter.gate} if adapter and adapter.gate < 1 else {}),
         **({"precision": model.precision} if model.precision != "float32" else {}),
         "model_hash": tensors_hash(model.state_dict()),
@@ -166,15 +175,13 @@ def evaluate(
         raise InputError(f"Expected a name ending in .json for the results, got {out}; the NPZ goes beside it.")
     model.eval()
     check_labels(images.labels, model.num_classes, "The test split")
-    if model.selfsup == "none" and any(v is not None for v in (steps, lr, adapt_layers, average, gate)):
-        raise InputError(
-            "This model has nothing to adapt with; drop --steps, --lr, --adapt-layers, --average and --gate."
-        )
+    if model.selfsup == "none" and any(v is not None for v in (steps, lr, adapt_layers, gate)):
+        raise InputError("This model has nothing to adapt with; drop --steps, --lr, --adapt-layers and --gate.")
     adapter = None
     if model.selfsup != "none":
         adapter = Adapter(model, steps, lr, views, seed, adapt_layers, average=average, gate=gate)
     sources = [(name, severity) for severity in severities for name in names]
-    protocol = make_protocol(model, images, sources, limit, adapter, controls, seed, views, about or {})
+    protocol = make_protocol(model, images, sources, limit, adapter, controls, seed, views, about or {}, average)
     pieces = _pieces_of(out)
     if share_done(out, protocol) == 1:
         shutil.rmtree(pieces, ignore_errors=True)  # of a process killed after its last file
@@ -184,7 +191,7 @@ def evaluate(
     bounds = list(_bounds(protocol["images"]))
     todo = [(source, start, stop) for start, stop in bounds for source in everything]
     missing = [piece for piece in todo if not _is_whole(_piece_path(pieces, *piece[:2]), piece, model.num_classes)]
-    job = _Job(model, adapter, images, sources, controls, seed, views, pieces)
+    job = _Job(model, adapter, images, sources, controls, seed, views, protocol.get("average", 0), pieces)
     done = sum(stop - start for _, start, stop in todo) - sum(stop - start for _, start, stop in missing)
     with Progress("evaluate", protocol["images"] * len(everything), "images", done) as progress:
         for piece in missing:
@@ -228,6 +235,7 @@ class _Job(NamedTuple):
     controls: bool
     seed: int
     views: int | None
+    average: int
     pieces: Path
 
 
@@ -268,7 +276,8 @@ def _predict_piece(job: _Job, source: Source, start: int, stop: int) -> Results:
     device = model.stem.weight.device
     batch = _tensor(job.images.take(source, start, stop), device)
     with torch.no_grad():
-        results: Results = {"before": _probabilities(model(batch))}
+        scaled = as_float(batch, model.stem.weight.dtype)
+        results: Results = {"before": _probabilities(averaged_logits(model, batch, scaled, job.average, job.seed))}
     if adapter is None:
         return results | {"view_average": view_average(model, batch, job.seed, job.views).float().cpu().numpy()}
     # what the model adapted to image i predicts: the image itself and, as controls, its neighbour

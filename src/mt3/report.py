@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from mt3 import published as paper
 from mt3.compare import (
@@ -123,7 +124,7 @@ def write_report(
     write_text(out / "table.tex", head + "\n\n".join(latex(t) for t in main) + "\n")
     write_text(out / "table.csv", csv_text(tables))
     page = out / "report.md" if page is None else page
-    folder = Path(os.path.relpath(out, page.parent)).as_posix()
+    folder = quote(Path(os.path.relpath(out, page.parent)).as_posix())
     write_text(page, _markdown_report(sections, words, folder if figures else None))
     files = [page, out / "table.tex", out / "table.csv", *files]
     return "\n\n".join(f"{t.title}\n\n{markdown(t)}" for t in main[: 1 if paths else 2]), files, notes
@@ -261,12 +262,13 @@ def _protocol_section(results: Results, rows: Sequence[Row]) -> Section:
             str(one.setting.views),
             f"{one.setting.lr:g}" if one.protocol.get("adapts", True) else "-",
             "-" if one.protocol.get("clip") is None else f"{one.protocol['clip']:g}",
+            name_list(f"{n} {one.protocol[n]}" for n in ("average", "gate", "precision") if n in one.protocol) or "-",
             name_list(f"`{run.path}`" for run in found),
         )
         label = f"{one.method.name}, {one.label}" if one.label else one.method.name
         lines.append(Line(label, tuple(Cell(text=text) for text in texts)))
     if lines:
-        columns = ("preset", "training seeds", "steps", "views", "lr", "clip", "files")
+        columns = ("preset", "training seeds", "steps", "views", "lr", "clip", "besides", "files")
         blocks.append(Table("protocol", "The evaluations", "training", columns, tuple(lines)))
     return Section("Protocol", blocks)
 

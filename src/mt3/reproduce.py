@@ -9,7 +9,7 @@ Nothing that is there is done again: a run is known by its config, an evaluation
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,6 +126,7 @@ def reproduce(study: Study, dry_run: bool = False) -> None:
     """Print the plan, then do what is missing of it and write the report; with `dry_run` only print."""
     trainings = plan_trainings(study)
     _check(study, trainings)
+    study = replace(study, jobs=min(study.jobs, len(trainings)))
     if dry_run:
         print(plan_text(study, _make_parts(study, trainings)))
         return

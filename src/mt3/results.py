@@ -16,6 +16,7 @@ from mt3.files import METRICS_FILE, RUN_FILE, read_json
 from mt3.method import Method, get_method
 from mt3.published import corruption_order
 
+ANSWERED = ("average", "gate")  # what runs in one row must share besides
 LIKE = ("data", "split", "source", "corruptions", "severities", "images")  # what results in one table must share
 
 
@@ -137,6 +138,8 @@ def collect(paths: Sequence[Path], root: Path | None = None) -> Results:
             ablations[e.method.name, e.label].append(e)
         else:
             main[e.method.name].append(e)
+    for runs in (*main.values(), *ablations.values()):
+        require_alike(runs, ANSWERED)
     for group in (_flat(main.values()), _flat(ablations.values()), others):
         require_alike(group)
     return Results(dict(main), dict(ablations), others, curves, curve_data, notes)
@@ -151,11 +154,11 @@ def is_alike(one: Evaluation, other: Evaluation) -> bool:
     return all(_comparable(one, name) == _comparable(other, name) for name in LIKE)
 
 
-def require_alike(evaluations: Sequence[Evaluation]) -> None:
+def require_alike(evaluations: Sequence[Evaluation], fields: Sequence[str] = LIKE) -> None:
     """Refuse evaluations that do not belong in one table."""
     for other in evaluations[1:]:
         one = evaluations[0]
-        for name in LIKE:
+        for name in fields:
             a, b = _comparable(one, name), _comparable(other, name)
             if a != b:
                 raise InputError(

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from multiprocessing import connection
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mt3 import progress
 from mt3.errors import InputError
@@ -101,50 +101,65 @@ def run_apart(
         return
     context = multiprocessing.get_context("spawn")
     waiting = deque(zip(names, jobs, strict=True))
-    running: dict[Any, tuple[Any, Any]] = {}  # by the sentinel, process and pipe
+    running: dict[Any, _Running] = {}  # by the sentinel
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
                 name, job = waiting.popleft()
-                mine, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_apart, args=(work, job, name, set_up, theirs))
-                process.start()
+                mine, theirs = context.Pipe()
+                with _interrupts_held():  # else a process might be started that nobody knows
+                    process = context.Process(target=_apart, args=(name, set_up, theirs))
+                    process.start()
+                    running[process.sentinel] = _Running(name, process, mine)
                 theirs.close()
-                running[process.sentinel] = process, mine
+                with suppress(OSError):  # a process that ended at once, which is noticed below
+                    mine.send((work, job))
             for sentinel in connection.wait(list(running)):
-                process, pipe = running.pop(sentinel)
-                process.join()
-                if process.exitcode:
-                    raise InputError(_last_words(pipe, process.exitcode))
+                ended = running.pop(sentinel)
+                ended.process.join()
+                if ended.process.exitcode:
+                    raise InputError(f"{ended.name}: {_last_words(ended)}")
     finally:
-        for process, _ in running.values():
-            process.terminate()
-        for process, _ in running.values():
-            process.join()
+        for left in running.values():
+            left.process.terminate()
+        for left in running.values():
+            left.process.join()
 
 
-def _last_words(pipe: Any, exitcode: int) -> str:
-    try:
-        if pipe.poll():
-            return str(pipe.recv())
-    except (EOFError, OSError):
-        pass
-    return f"A process ended with exit code {exitcode}; run the command again to go on where it stopped."
+class _Running(NamedTuple):
+    name: str
+    process: Any
+    pipe: Any
 
 
-def _apart(work: Callable[[Any], object], job: Any, name: str, set_up: Callable[[], object] | None, pipe: Any) -> None:
+def _last_words(ended: _Running) -> str:
+    with suppress(EOFError, OSError):
+        if ended.pipe.poll():
+            return str(ended.pipe.recv())
+    if ended.process.exitcode < 0:
+        return (
+            f"the process was ended from outside (signal {-ended.process.exitcode}), perhaps for want of memory; run "
+            "the command again to go on where it stopped, with fewer jobs at a time."
+        )
+    return (
+        f"the process ended with exit code {ended.process.exitcode}; run the command again to go on where it stopped."
+    )
+
+
+def _apart(name: str, set_up: Callable[[], object] | None, pipe: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the first process passes it on
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     progress.name_process(name)
     try:
+        work, job = pipe.recv()
         if set_up is not None:
             set_up()
         work(job)
     except KeyboardInterrupt:
         sys.exit(130)
-    except InputError as error:
-        pipe.send(f"{name}: {error}")
+    except (InputError, OSError) as error:
+        pipe.send(str(error))
         sys.exit(2)
 
 
