@@ -31,7 +31,7 @@ from mt3.progress import duration
 from mt3.published import published_table
 from mt3.report import write_report
 from mt3.table import Cell, Line, Table, markdown
-from mt3.train import WARM, build_model, count_steps, steps_done, train
+from mt3.train import WARM, build_model, copy_start, count_steps, steps_done, train
 from mt3.workers import run_apart
 
 IMAGES = {"digits": 50}  # test images under each corruption; of other data all
@@ -326,9 +326,7 @@ def _take_warm_start(config: Config, folder: Path, trainings: Sequence[Training]
         return
     for other in trainings:
         if warm_config(other.config) == config and steps_done(config, other.folder / WARM) is None:
-            copy = folder / f".{WARM}"
-            shutil.copytree(other.folder / WARM, copy)
-            copy.rename(folder / WARM)
+            copy_start(other.folder, folder)
             return
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -333,6 +334,14 @@ def warm_start(model: MT3Model, source: MT3Model, name: str | Path) -> None:
     if unfit:
         raise InputError(f"The network of {name} differs from this run's at {unfit[0]}; give both the same network.")
     model.load_state_dict(own | fitting)
+
+
+def copy_start(source: Path, target: Path) -> None:
+    """Give a run the training that came first in another one, where that is the same."""
+    copy = target / f".{WARM}"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(source / WARM, copy)
+    copy.rename(target / WARM)
 
 
 def _tensors(state: State) -> dict[str, Tensor]:
