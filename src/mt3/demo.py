@@ -25,7 +25,7 @@ from mt3.report import interval, result_table
 from mt3.train import WARM, copy_start, steps_done, train
 from mt3.workers import run_apart
 
-IMAGES = 300  # held-out images under each corruption
+IMAGES = 250  # held-out images under each corruption
 SEVERITY = 5
 
 
