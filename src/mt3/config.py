@@ -197,12 +197,12 @@ def make_config(
 
 
 def warm_config(config: Config) -> Config | None:
-    """The training that comes before this one: of the same preset, network and seed, over fewer epochs."""
+    """The training that comes before this one: of the same preset, network and seed, at a constant learning rate."""
     if config.warm_method is None:
         return None
     same = ("depth", "width", "groups", "hidden", "projection", *BOOKKEEPING)
     overrides = {name: getattr(config, name) for name in same}
-    overrides |= {"epochs": config.warm_epochs, "average": 0.0, "warm_method": None}
+    overrides |= {"epochs": config.warm_epochs, "schedule": "constant", "average": 0.0, "warm_method": None}
     return make_config(config.warm_method, config.data, config.preset, config.seed, overrides)
 
 
