@@ -18,7 +18,8 @@ import mt3.train
 from mt3.cli import main
 from mt3.clock import time_step
 from mt3.config import make_config
-from mt3.data import Dataset, load_digits
+from mt3.corruptions.write import write_corrupted
+from mt3.data import Dataset, load_digits, open_corrupted
 from mt3.errors import InputError
 from mt3.evaluate import TestImages
 from mt3.progress import duration
@@ -362,6 +363,30 @@ def test_the_papers_numbers_stand_beside_cifar(tmp_path):
     published = table["Baseline (ours)"]["fog"]
     assert f"({published.mean} ± {published.std:.2f})" in (tmp_path / "report" / "report.md").read_text()
     assert study.count() == study.count(sweep=True) == 4
+
+
+def test_cifar100_has_the_papers_three_trainings_and_takes_a_corrupted_directory(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (100, 32, 32, 3), dtype=np.uint8), np.arange(100)
+    data = Dataset("cifar100", images, labels, images[:6], labels[:6], tuple(f"class {i}" for i in range(100)))
+    write_corrupted(data, tmp_path / "c", ["fog", "contrast"], [5])
+    small = {"depth": 8, "width": 2, "groups": 1, "hidden": 4, "projection": 4, "epochs": 0.05, "test_views": 1}
+    corrupted = TestImages(data, open_corrupted(tmp_path / "c"))
+    methods = paper_methods("cifar100")
+    assert methods == ["baseline", "jt", "mt3"]
+    overrides = small | {"task_size": 2}
+    study = Study(tmp_path / "out", corrupted, "paper", methods, 1, ["fog", "contrast"], [5], overrides=overrides)
+    reproduce(study)
+    report = (tmp_path / "out" / "report" / "report.md").read_text()
+    rows = published_table("cifar100")
+    assert rows is not None
+    published = rows["MT3"]["fog"]
+    assert f"({published.mean} ± {published.std:.2f})" in report
+    assert "corrupted images: the directory c" in report
+    assert [len(runs) for runs in collect([tmp_path / "out"]).main.values()] == [1, 1, 1]
+    capsys.readouterr()
+    reproduce(study, dry_run=True)
+    assert "6 of 6 parts are done." in capsys.readouterr().out
 
 
 def test_a_slow_step_is_taken_once(digits, monkeypatch):
