@@ -230,7 +230,7 @@ def test_evaluations_from_before_the_choice_of_layers_are_kept(tmp_path, digits)
     assert result["protocol"].pop("adapt_layers") == "all"
     (tmp_path / "r.json").write_text(json.dumps(result))
     assert evaluate(*words, limit=2) == result
-    with pytest.raises(InputError, match=r"another protocol \(adapt_layers differ\)"):
+    with pytest.raises(InputError, match=r"another protocol \(ablation, adapt_layers differ\)"):
         evaluate(*words, limit=2, adapt_layers="norm")
     other = evaluate(*words[:4], tmp_path / "other.json", limit=2, adapt_layers="norm", lr=5.0)
     assert other["protocol"]["adapt_layers"] == "norm"

@@ -374,7 +374,7 @@ def test_compare_agrees_with_its_parts(model, images):
 def test_a_gate_keeps_the_answers_the_model_is_sure_of(model, images):
     before, after = model(images).detach(), Adapter(model, lr=1.0)(images)
     confidence = before.softmax(1).amax(1)
-    gate = confidence.median().item()
+    gate = confidence.sort().values[1:3].mean().item()  # between two, so that rounding does not matter
     sure = confidence >= gate
     assert 0 < sure.sum() < len(images)
     gated = Adapter(model, lr=1.0, gate=gate)
