@@ -98,12 +98,15 @@ def test_overrides_come_last_and_take_text():
         ({"tasks": "0"}, "Expected tasks to be at least 1, got 0"),
         ({"lr": "0"}, "Expected lr to be above 0"),
         ({"gamma": "-1"}, "Expected gamma not to be negative, got -1"),
+        ({"anchor": "-1"}, "Expected anchor not to be negative, got -1"),
         ({"clip": "0"}, "Expected clip to be a norm above 0 or none"),
         ({"crop_max": "40"}, "crop_max between 20 and 32 pixels, got 40"),
         ({"momentum": "5"}, "momentum between 0 and 1, got 5"),
         ({"milestones": "-3"}, "milestones not to be negative"),
         ({"task_images": "3"}, "task_images to divide task_size 8, got 3"),
         ({"selfsup": "none"}, "self-supervised task for meta training"),
+        ({"training": "joint", "tasks": "1", "anchor": "0.2"}, "of meta training only; drop them for joint"),
+        ({"training": "joint", "tasks": "1", "learn_rates": "true"}, "of meta training only"),
     ],
 )
 def test_bad_fields_are_refused(overrides, message):

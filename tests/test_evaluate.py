@@ -10,8 +10,9 @@ import torch
 
 import mt3
 from mt3 import corruptions
-from mt3.adapt import Adapter, image_generator
+from mt3.adapt import Adapter
 from mt3.augment import apply_views, draw_views
+from mt3.averages import image_generator
 from mt3.corruptions.write import write_corrupted
 from mt3.data import Dataset, load_digits, open_corrupted
 from mt3.errors import InputError
@@ -215,6 +216,21 @@ def test_published_layout_gives_the_same_as_generated(tmp_path, digits, result):
     )
     with pytest.raises(InputError, match="are not those of digits's test split"):
         TestImages(shuffled, corrupted)
+
+
+def test_a_gate_that_everything_passes_leaves_the_averaged_answers(tmp_path, digits):
+    images, names = TestImages(digits), ["contrast", "fog"]
+    shut = evaluate(make_model(), images, names, [5], tmp_path / "a.json", limit=6, average=3, gate=0.0, controls=True)
+    open_ = evaluate(make_model(), images, names, [5], tmp_path / "b.json", limit=6, average=3, gate=1.0)
+    with np.load(tmp_path / "a.npz") as a, np.load(tmp_path / "b.npz") as b:
+        for name in names:
+            before = a[f"{name}-5/before"]
+            for row in ("after", "clean_other", "same_corruption"):
+                np.testing.assert_allclose(a[f"{name}-5/{row}"], before, atol=1e-6)
+            np.testing.assert_allclose(b[f"{name}-5/before"], before, atol=1e-6)
+            assert np.abs(b[f"{name}-5/after"] - before).max() > 1e-3
+    assert shut["gain"]["mean"] == shut["adaptation"]["mean"] == 0
+    assert shut["average"]["before"] == open_["average"]["before"]
 
 
 def test_a_model_that_cannot_adapt_has_no_after(tmp_path, digits):

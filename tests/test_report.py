@@ -361,6 +361,10 @@ def test_words_come_first_and_the_page_may_lie_elsewhere(folder, tmp_path, capsy
     assert not (tmp_path / "a" / "b" / "report.md").exists()
     assert main(["report", str(folder), "--words", str(tmp_path / "no.md")]) == 2
     assert "Cannot read" in capsys.readouterr().err
+    same = ["--words", str(tmp_path / "words.md"), "--page", str(tmp_path / "a" / ".." / "words.md")]
+    assert main(["report", str(folder), *same]) == 2
+    assert "would take the place of" in capsys.readouterr().err
+    assert (tmp_path / "words.md").read_text() == "# Results\n\nIn plain words.\n"
 
 
 def test_published_alone(tmp_path, capsys, monkeypatch):

@@ -56,6 +56,19 @@ def test_unlike_protocols_are_refused(tmp_path, change, words):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("change", [{"average": 3}, {"gate": 0.9}])
+def test_seeds_that_answered_otherwise_are_no_row(tmp_path, change):
+    name, value = next(iter(change.items()))
+    same = {"average": 0, "gate": 1.0}
+    a = write(tmp_path / "a.json", make_evaluation("mt3", 0, ROWS, **same))
+    b = write(tmp_path / "b.json", make_evaluation("mt3", 1, ROWS, **same | change))
+    with pytest.raises(InputError) as refused:
+        collect([tmp_path])
+    assert f"{name} is {same[name]} in {a} but {value} in {b}" in str(refused.value)
+    write(tmp_path / "b.json", make_evaluation("baseline", 1, {"before": ROWS["before"]}, **same | change))
+    assert set(collect([tmp_path]).main) == {"mt3", "baseline"}  # in rows of their own they may differ
+
+
 def test_order_of_corruptions_is_no_difference(tmp_path):
     swapped = {"before": {"snow": 60.0, "fog": 50.0}}
     write(tmp_path / "a.json", make_evaluation("baseline", 0, {"before": ROWS["before"]}))

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mt3.augment import seeded_generator
+from mt3.averages import UNADAPTED, averaged_logits, check_images, image_generator
 from mt3.errors import InputError
 from mt3.model import MT3Model, Outputs, as_float, refuse_batch_norm
 from mt3.parallel import count_threads, side_by_side
-from mt3.selfsup import Views, draw_copies, draw_test_views, selfsup_loss, stack_views
+from mt3.selfsup import Views, draw_test_views, selfsup_loss, stack_views
 
 CPU_BUDGET = 4 << 20  # bytes of a stack's largest activation
 DEVICE_BUDGET = 64 << 20
-UNADAPTED = 100  # images in a pass before adapting
 
 Params = dict[str, Tensor]
 Result = TypeVar("Result")
@@ -180,8 +179,7 @@ class Adapter(nn.Module):
         seed: int = 0,
         adapt_layers: str | None = None,  # all, norm or last
         stack: int | None = None,  # images adapted to at once; None: as many as pay
-        average: int
-        | None = None,  # shifted and mirrored copies over which a prediction is averaged; 0: the image alone
+        average: int | None = None,  # shifted and mirrored copies that share in a prediction; 0: the image alone
         gate: float | None = None,  # an image of which the model is this sure is not adapted to; 1: all are
     ) -> None:
         super().__init__()
@@ -212,7 +210,7 @@ class Adapter(nn.Module):
         if self.gate == 1:
             return self.answer(images, images[:, None]).logits[:, 0]
         logits = self.unadapted(images)
-        unsure = logits.softmax(1).amax(1) < self.gate
+        unsure = ~self._sure(logits)
         if unsure.any():
             own = images[unsure.to(images.device)]
             logits[unsure] = self._answer(own, own[:, None]).logits[:, 0]
@@ -229,8 +227,8 @@ class Adapter(nn.Module):
         answers = self._answer(images, others)
         if self.gate < 1:
             before = self.unadapted(others.flatten(0, 1)).view_as(answers.logits)
-            sure = before.softmax(-1).amax(-1, keepdim=True) >= self.gate
-            answers = answers._replace(logits=torch.where(sure, before, answers.logits))
+            kept = torch.where(self._sure(before)[..., None], before, answers.logits)
+            answers = answers._replace(logits=kept)
         return answers
 
     def _answer(self, images: Tensor, others: Tensor) -> Answers:
@@ -257,7 +255,7 @@ class Adapter(nn.Module):
             before = self._logits(adapted.model, _leaves(adapted.model, len(own)), own)[:, 0]
             after = self._logits(adapted.model, adapted.params, own)[:, 0]
             if self.gate < 1:
-                sure = before.softmax(-1).amax(-1) >= self.gate
+                sure = self._sure(before)
                 after = torch.where(sure[:, None], before, after)
                 loss_after = torch.where(sure, adapted.inner.loss, loss_after)
             return before, after, adapted.view_average, adapted.inner.loss, loss_after, adapted.inner.grad_norm
@@ -288,6 +286,10 @@ class Adapter(nn.Module):
         """How many of `count` images are adapted to at once."""
         views = 2 * self.views if self.model.selfsup == "byol" else self.views
         return self.stack or stack_size(self.model, count, views)
+
+    def _sure(self, logits: Tensor) -> Tensor:
+        """Which answers are so sure before adapting that they stay."""
+        return logits.softmax(-1).amax(-1) >= self.gate
 
     def _each_stack(self, images: Tensor, use: Callable[[Adapted, slice], Result]) -> Iterator[Result]:
         """Adapt to the images, stack by stack, and yield `use(adapted, rows)`.
@@ -377,61 +379,5 @@ def stack_size(model: MT3Model, items: int, images: int) -> int:
     return max(1, min(budget // size, -(-items // count_threads(model, items))))
 
 
-def averaged_logits(
-    network: Callable[[Tensor], Tensor], images: Tensor, scaled: Tensor, copies: int, seed: int
-) -> Tensor:
-    """Logits of images (..., N, 3, 32, 32), each averaged over itself and shifted or mirrored copies.
-
-    `images` are as they were given, and seed the copies; `scaled` are the same as floats on the network's device.
-    """
-    if not copies:
-        return network(scaled)
-    drawn = [
-        draw_copies(image, copies, image_generator(given, seed))
-        for given, image in zip(images.flatten(0, -4), scaled.flatten(0, -4), strict=True)
-    ]
-    batch = torch.stack(drawn).view(*scaled.shape[:-4], -1, *scaled.shape[-3:])
-    return network(batch).view(*scaled.shape[:-3], 1 + copies, -1).softmax(-1).mean(-2).log()
-
-
-def view_average(model: MT3Model, images: Tensor, seed: int = 0, views: int | None = None) -> Tensor:
-    """Probabilities (N, classes) averaged over each image's views without adapting, for a model of any task."""
-    task = "rotation" if model.hidden is None else "byol"  # Sun et al.'s network meets its own kind of views
-    views = views or model.adapt_views
-    averages = []
-    with torch.no_grad():
-        for part in torch.split(check_images(images), max(1, UNADAPTED // views)):
-            scaled = as_float(part.to(model.stem.weight.device), model.stem.weight.dtype)
-            upright = [
-                draw_test_views(image, task, views, image_generator(given, seed), model.crop_max)[1]
-                for given, image in zip(part, scaled, strict=True)
-            ]
-            averages.append(model(torch.cat(upright)).view(len(part), len(upright[0]), -1).softmax(-1).mean(1))
-    return torch.cat(averages)
-
-
 def _projection(outputs: Outputs) -> Tensor | None:
     return None if outputs.projection is None else outputs.projection.detach()
-
-
-def check_images(images: Tensor) -> Tensor:
-    """Require a tensor (N, 3, 32, 32), uint8 or float in [0, 1]."""
-    if not isinstance(images, Tensor):
-        raise InputError(f"Expected images as a torch tensor, got {type(images).__name__}; use torch.from_numpy.")
-    if images.ndim != 4 or tuple(images.shape[1:]) != (3, 32, 32):
-        raise InputError(f"Expected images of shape (N, 3, 32, 32), got {tuple(images.shape)}; resize or permute them.")
-    if images.dtype == torch.uint8:
-        return images
-    if not images.is_floating_point():
-        raise InputError(f"Expected uint8 images or floats in [0, 1], got {images.dtype}.")
-    if len(images):
-        low, high = images.aminmax()
-        if not (low >= 0 and high <= 1):
-            raise InputError(f"Expected float images in [0, 1], got values from {low:.4g} to {high:.4g}; scale them.")
-    return images
-
-
-def image_generator(image: Tensor, seed: int) -> torch.Generator:
-    """A generator seeded by (seed, content): the content is taken to 16 bits, the same for uint8 and float images."""
-    content = (as_float(image.cpu(), torch.float64) * 65535).round().to(torch.int32)
-    return seeded_generator("views", seed, content.numpy().tobytes())

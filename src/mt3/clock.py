@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import torch
 
-from mt3.adapt import Adapter, view_average
+from mt3.adapt import Adapter
+from mt3.averages import view_average
 from mt3.config import Config
 from mt3.data import Dataset
 from mt3.evaluate import PIECE
-from mt3.train import apply_gradient, build_model, gradient_of_step, images_per_task, make_state
+from mt3.runs import images_per_task
+from mt3.train import apply_gradient, build_model, gradient_of_step, make_state
 
 TIMED = 0.5  # seconds for which steps of a training, or images, are timed
 SLOW = 3.0  # seconds; a first step, which also warms up, that takes longer is not repeated

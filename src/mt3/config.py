@@ -155,6 +155,10 @@ class Config:
             raise InputError(f"Expected crop_max between 20 and 32 pixels, got {self.crop_max}.")
         if self.training != "meta" and self.tasks != 1:
             raise InputError(f"Expected tasks=1 for {self.training} training (one batch a step), got {self.tasks}.")
+        if self.training != "meta" and (self.anchor or self.learn_rates):
+            raise InputError(
+                f"anchor and learn_rates are of meta training only; drop them for {self.training} training."
+            )
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}

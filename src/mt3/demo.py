@@ -20,9 +20,11 @@ from mt3.figures import draw_examples
 from mt3.files import RUN_FILE, read_json, write_json
 from mt3.measure import is_correct, paired_gain
 from mt3.model import MT3Model
+from mt3.parallel import thread_share
 from mt3.progress import duration
 from mt3.report import interval, result_table
-from mt3.train import WARM, copy_start, steps_done, train
+from mt3.runs import WARM, copy_start, steps_done
+from mt3.train import train
 from mt3.workers import run_apart
 
 IMAGES = 250  # held-out images under each corruption
@@ -56,11 +58,9 @@ def run_demo(
     assert start == warm_config(configs["plain"])
     if steps_done(start, out / WARM) is not None:
         train(start, dataset, out / WARM, device, max_steps, resume=True)
-    if not (folders["plain"] / WARM).exists():
-        copy_start(out, folders["plain"])
+    copy_start(out, folders["plain"])
     trainings = [Training(configs[name], folder, device, max_steps) for name, folder in folders.items()]
-    threads = max(1, torch.get_num_threads() // jobs)
-    run_apart(_train, trainings, list(methods), jobs, partial(torch.set_num_threads, threads))
+    run_apart(_train, trainings, list(methods), jobs, partial(torch.set_num_threads, thread_share(jobs)))
     models = {name: load(folder).to(device) for name, folder in folders.items()}
     available = corruptions.available()
     names = [name for name in corruptions.PAPER if name in available]

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mt3 import corruptions
-from mt3.adapt import Adapter, averaged_logits, view_average
+from mt3.adapt import Adapter
+from mt3.averages import averaged_logits, view_average
 from mt3.checkpoint import tensors_hash
 from mt3.data import CorruptedSet, Dataset
 from mt3.data.dataset import check_labels

@@ -26,6 +26,11 @@ def count_threads(model: nn.Module, items: int) -> int:
     return max(1, min(items, torch.get_num_threads())) if on_cpu else 1
 
 
+def thread_share(sharers: int) -> int:
+    """The threads that each of several processes or threads has for itself."""
+    return max(1, torch.get_num_threads() // sharers)
+
+
 def side_by_side(
     work: Callable[[Model, Item], Result], model: Model, items: Iterable[Item], threads: int
 ) -> Iterator[Result]:
@@ -38,7 +43,7 @@ def side_by_side(
         for item in items:
             yield work(model, item)
         return
-    cores = max(1, torch.get_num_threads() // threads)
+    cores = thread_share(threads)
     local = threading.local()
     shells = [shell(model) for _ in range(threads)]  # here and now: later the caller may be using the model
 

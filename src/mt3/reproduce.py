@@ -27,11 +27,13 @@ from mt3.evaluate import TestImages, evaluate, make_protocol, share_done
 from mt3.files import RUN_FILE, only_writer
 from mt3.method import METHODS
 from mt3.model import MT3Model
+from mt3.parallel import thread_share
 from mt3.progress import duration
 from mt3.published import published_table
 from mt3.report import write_report
+from mt3.runs import WARM, copy_start, count_steps, steps_done
 from mt3.table import Cell, Line, Table, markdown
-from mt3.train import WARM, build_model, copy_start, count_steps, steps_done, train
+from mt3.train import build_model, train
 from mt3.workers import run_apart
 
 IMAGES = {"digits": 50}  # test images under each corruption; of other data all
@@ -65,7 +67,7 @@ class Study:
     @property
     def threads(self) -> int:
         """Of each job."""
-        return max(1, torch.get_num_threads() // self.jobs)
+        return thread_share(self.jobs)
 
     @property
     def sources(self) -> list[tuple[str, int]]:
@@ -322,8 +324,6 @@ def _training_part(
 
 def _take_warm_start(config: Config, folder: Path, trainings: Sequence[Training]) -> None:
     """Copy the training that comes first from a run that has the very same one, if there is one."""
-    if (folder / WARM).exists():
-        return
     for other in trainings:
         if warm_config(other.config) == config and steps_done(config, other.folder / WARM) is None:
             copy_start(other.folder, folder)

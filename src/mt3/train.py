@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,17 +16,17 @@ from torch import Tensor
 
 from mt3.adapt import Params, clip_gradients, forward, inner_loop, stack_params, stack_size
 from mt3.augment import apply_shift, crop_and_flip, draw_shift, make_views, rotate, seeded_generator
-from mt3.checkpoint import MODEL_FILES, load, load_checkpoint, newest_step, read_run, save_checkpoint, save_model
-from mt3.config import BOOKKEEPING, Config, config_from_dict, config_to_dict, warm_config
+from mt3.checkpoint import load, load_checkpoint, read_run, save_checkpoint, save_model
+from mt3.config import Config, warm_config
 from mt3.data import Dataset
-from mt3.errors import InputError, name_list
-from mt3.files import METRICS_FILE, RUN_FILE, atomic_path, write_json
+from mt3.errors import InputError
+from mt3.files import METRICS_FILE, RUN_FILE, write_json
 from mt3.model import MT3Model, as_float, refuse_batch_norm
 from mt3.parallel import count_threads, side_by_side
 from mt3.progress import Progress
+from mt3.runs import WARM, check_run, count_steps, cut_metrics, images_per_task, steps_done
 from mt3.selfsup import Views, selfsup_loss, stack_views
 
-WARM = "warm"  # where a run keeps the training that comes first
 LR_DROP = 0.1  # Sun et al.'s factor at each milestone
 
 
@@ -193,11 +192,6 @@ def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.detach().argmax(-1) == labels).float().mean()
 
 
-def images_per_task(config: Config) -> int:
-    """How many different images a task is made of."""
-    return config.task_images or config.task_size
-
-
 def draw_step_task(
     images: Tensor, labels: Tensor, config: Config, step: int, steps_per_epoch: int, number: int
 ) -> Task:
@@ -336,14 +330,6 @@ def warm_start(model: MT3Model, source: MT3Model, name: str | Path) -> None:
     model.load_state_dict(own | fitting)
 
 
-def copy_start(source: Path, target: Path) -> None:
-    """Give a run the training that came first in another one, where that is the same."""
-    copy = target / f".{WARM}"
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(source / WARM, copy)
-    copy.rename(target / WARM)
-
-
 def _tensors(state: State) -> dict[str, Tensor]:
     """The state as named tensors."""
     tensors: dict[str, Tensor] = {f"model.{n}": p for n, p in state.model.named_parameters()}
@@ -368,28 +354,6 @@ def _restore(state: State, tensors: dict[str, Tensor]) -> None:
                 state.ema[name].copy_(tensors[f"ema.{name}"])
             if state.average is not None:
                 state.average[name].copy_(tensors[f"average.{name}"])
-
-
-def count_steps(config: Config, dataset: Dataset) -> tuple[int, int]:
-    """Steps of an epoch and of the whole training."""
-    images_per_step = config.tasks * images_per_task(config)
-    steps_per_epoch = len(dataset.train_images) // images_per_step
-    if steps_per_epoch == 0:
-        raise InputError(
-            f"A step needs {images_per_step} images, but {dataset.name} has {len(dataset.train_images)} to train on; "
-            "lower tasks or task_size."
-        )
-    return steps_per_epoch, max(1, round(config.epochs * steps_per_epoch))
-
-
-def steps_done(config: Config, out: Path) -> int | None:
-    """After which step `out` would be resumed, or None if it is finished; a run with other settings is refused."""
-    run = read_run(out)
-    _check_run(out, config, resume=True, init=None)
-    if run.get("step") is not None and run["step"] == run.get("total_steps"):
-        load(out)  # refuses a model that is missing or damaged
-        return None
-    return newest_step(out)
 
 
 def train(
@@ -417,7 +381,7 @@ def train(
             train(first, dataset, init, device, max_steps, resume=True, data_dir=data_dir)
     steps_per_epoch, total_steps = count_steps(config, dataset)
     last_step = min(total_steps, max_steps) if max_steps is not None else total_steps
-    run = _check_run(out, config, resume, init) | {"data_dir": None if data_dir is None else str(data_dir.resolve())}
+    run = check_run(out, config, resume, init) | {"data_dir": None if data_dir is None else str(data_dir.resolve())}
     found = load_checkpoint(out) if resume else None
     state = make_state(config, dataset, device, Path(run["init"]) if run["init"] and found is None else None)
     start, seconds = 0, 0.0
@@ -426,7 +390,7 @@ def train(
         _restore(state, tensors)
     writer = _tensorboard(out) if tensorboard else None
     write_json(out / RUN_FILE, run)  # nothing is left behind by settings that were refused
-    _cut_metrics(out / METRICS_FILE, start)
+    cut_metrics(out / METRICS_FILE, start)
     images = torch.from_numpy(dataset.train_images).permute(0, 3, 1, 2).contiguous().to(device)
     labels = torch.from_numpy(dataset.train_labels).to(device)
     began = time.monotonic() - seconds
@@ -488,45 +452,6 @@ def _note(metrics: dict[str, float]) -> str:
     if "accuracy_after" in metrics and "accuracy_before" in metrics:
         return note + f", accuracy {100 * metrics['accuracy_before']:.0f} -> {100 * metrics['accuracy_after']:.0f} %"
     return note
-
-
-def _check_run(out: Path, config: Config, resume: bool, init: Path | None) -> dict[str, Any]:
-    """What run.json will say; refuses a directory that holds a run, unless it is to be resumed with its config."""
-    now = config_to_dict(config)
-    run: dict[str, Any] = {"config": now, "init": None if init is None else str(init)}
-    old = read_run(out)
-    if not old and any((out / name).exists() for name in ("checkpoints", *MODEL_FILES)):
-        raise InputError(f"{out} holds a model or checkpoints but no {RUN_FILE}; choose another --out.")
-    if old:
-        if not resume:
-            raise InputError(f"{out} already holds a run; pass --resume to continue it, or choose another --out.")
-        before = config_to_dict(config_from_dict(old["config"]))
-        changed = [k for k in now if before[k] != now[k] and k not in BOOKKEEPING]
-        own = init == out / WARM and Path(old.get("init") or "").name == WARM  # wherever the run has been moved
-        if init is not None and run["init"] != old.get("init") and not own:
-            raise InputError(f"The run in {out} was started from {old.get('init')}, not from {init}; drop --init.")
-        if changed:
-            raise InputError(
-                f"The run in {out} was started with other settings ({name_list(changed)} differ: "
-                f"{name_list(f'{k}={before[k]}' for k in changed)}); give the same ones or choose another --out."
-            )
-        run["init"] = run["init"] if own else old.get("init")
-    return run
-
-
-def _cut_metrics(path: Path, step: int) -> None:
-    """Drop the lines after `step`: those steps are run again."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except (ValueError, KeyError, TypeError):
-            break  # a line cut short by a kill; nothing after it counts
-    with atomic_path(path) as temporary:
-        temporary.write_text("".join(kept), encoding="utf-8")
 
 
 def _tensorboard(out: Path) -> Any:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mt3.adapt import Adapter, image_generator
+from mt3.adapt import Adapter
 from mt3.augment import seeded_generator
+from mt3.averages import image_generator
 from mt3.bench import peers
 from mt3.bench.floor import MATRIX, adapt_flops, alternate_with_floor, layer_flops, machine, peak_memory
 from mt3.bench.growth import measure_growth
