@@ -105,8 +105,8 @@ def test_overrides_come_last_and_take_text():
         ({"milestones": "-3"}, "milestones not to be negative"),
         ({"task_images": "3"}, "task_images to divide task_size 8, got 3"),
         ({"selfsup": "none"}, "self-supervised task for meta training"),
-        ({"training": "joint", "tasks": "1", "anchor": "0.2"}, "of meta training only; drop them for joint"),
-        ({"training": "joint", "tasks": "1", "learn_rates": "true"}, "of meta training only"),
+        ({"training": "joint", "tasks": "1", "anchor": "0.2"}, "belong to meta training; drop them for joint"),
+        ({"training": "joint", "tasks": "1", "learn_rates": "true"}, "belong to meta training"),
     ],
 )
 def test_bad_fields_are_refused(overrides, message):

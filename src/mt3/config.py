@@ -156,9 +156,7 @@ class Config:
         if self.training != "meta" and self.tasks != 1:
             raise InputError(f"Expected tasks=1 for {self.training} training (one batch a step), got {self.tasks}.")
         if self.training != "meta" and (self.anchor or self.learn_rates):
-            raise InputError(
-                f"anchor and learn_rates are of meta training only; drop them for {self.training} training."
-            )
+            raise InputError(f"anchor and learn_rates belong to meta training; drop them for {self.training} training.")
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
