@@ -224,6 +224,9 @@ def test_split_of_the_gain(tmp_path):
     assert cells["distribution"].value == pytest.approx(4 / 3)
     parts = sum(cells[name].value for name in ("offset", "distribution", "instance"))
     assert parts == pytest.approx(cells["gain"].value) == pytest.approx(8.0)
+    assert cells["unrelated image"].value == pytest.approx(53 + 1 / 3)
+    assert cells["same corruption"].value == pytest.approx(54 + 2 / 3)
+    assert cells["adaptation"].value == pytest.approx(4 / 3 + cells["instance"].value)
 
 
 def test_clean_accuracy_and_its_cost(folder):

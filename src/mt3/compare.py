@@ -17,6 +17,8 @@ from mt3.table import OVERLAP_MARK, Cell, Line, Table, mark_best
 
 AVERAGE_APART = f"average without {OVERLAP_MARK}"
 BASELINES = ("Baseline (ours)", "Baseline (Sun et al.)")  # the first that is there is the reference
+CONTROLS = {"clean_other": "unrelated image", "same_corruption": "same corruption"}
+PARTS = ("offset", "distribution", "instance", "adaptation", "gain")
 ALL_SEVERITIES = [1, 2, 3, 4, 5]
 READING = (
     "The average is over corruptions for each run first, then over runs. "
@@ -198,8 +200,9 @@ def gain_tables(rows: Sequence[Row], severity: Sequence[int]) -> tuple[Table | N
         lines.append(Line(label, tuple(cells)))
         controlled = [run for run in after.runs if run.has("clean_other") and run.has("same_corruption")]
         if controlled:
-            gains = [gain_cell(controlled, name, severity) for name in ("offset", "distribution", "instance", "gain")]
-            parts.append(Line(label, (*gains, Cell(len(controlled), digits=0))))
+            controls = [over_runs([run.average(key, severity) for run in controlled]) for key in CONTROLS]
+            gains = [gain_cell(controlled, name, severity) for name in PARTS]
+            parts.append(Line(label, (*controls, *gains, Cell(len(controlled), digits=0))))
     against_title = f"after - {METHODS['jt'].before}"
     columns = ("before", "views averaged", "after", "gain", "fixed", "broken", against_title, "runs")
     note = f"{INTERVALS} Fixed and broken count answers over all corruptions and runs. "
@@ -213,10 +216,12 @@ def gain_tables(rows: Sequence[Row], severity: Sequence[int]) -> tuple[Table | N
     if not parts:
         return table, None
     note = f"{INTERVALS} Offset: adapted on an unrelated clean image, minus before. Distribution: on another image "
-    note += "with the same corruption, minus that. Instance: on the image itself, minus that. Only the last two adapt "
-    note += "to what is seen; an offset is the same step for every image."
-    names = ("offset", "distribution", "instance", "gain", "runs")
-    return table, Table("split", "The gain and its parts, in points", "training", names, tuple(parts), note)
+    note += "with the same corruption, minus that. Instance: on the image itself, minus that. Adaptation is the sum of "
+    note += (
+        "the last two, after minus unrelated image: what the image seen brings. An offset is the same step for all."
+    )
+    names = (*CONTROLS.values(), *PARTS, "runs")
+    return table, Table("split", "Controls in %, and the gain in points", "training", names, tuple(parts), note)
 
 
 def corruption_errors(rows: Sequence[Row]) -> tuple[dict[str, Cell] | None, str]:
