@@ -233,6 +233,22 @@ def test_a_gate_that_everything_passes_leaves_the_averaged_answers(tmp_path, dig
     assert shut["average"]["before"] == open_["average"]["before"]
 
 
+def test_unadapted_is_the_same_before(tmp_path, digits):
+    images, names = TestImages(digits), ["contrast", "fog"]
+    whole = evaluate(make_model(), images, names, [5], tmp_path / "a.json", limit=6)
+    got = evaluate(make_model(), images, names, [5], tmp_path / "b.json", limit=6, unadapted=True)
+    assert got["average"] == {"before": whole["average"]["before"], "after": None}
+    assert got["clean"] == {"before": whole["clean"]["before"]}
+    assert "gain" not in got
+    assert (got["protocol"]["adapts"], got["protocol"]["views"], got["protocol"]["default_adaptation"]) == (
+        False,
+        0,
+        True,
+    )
+    with pytest.raises(InputError, match="drop these or --unadapted"):
+        evaluate(make_model(), images, names, [5], tmp_path / "c.json", unadapted=True, steps=1)
+
+
 def test_a_model_that_cannot_adapt_has_no_after(tmp_path, digits):
     model = make_model("none")
     got = evaluate(model, TestImages(digits), ["contrast"], [5], tmp_path / "r.json", limit=3)

@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("--limit", type=count, help="only this many images of the test split")
     evaluate.add_argument("--corrupted", type=path, metavar="DIR", help="images in the published -C layout")
+    evaluate.add_argument("--unadapted", action="store_true", help="the model as it is, without adapting: much faster")
     evaluate.add_argument("--controls", action="store_true", help="also adapt on other images, to split the gain")
     evaluate.add_argument("--adapt-layers", help=f"what adapts: {name_list(LAYERS)} (default: the model's)")
     evaluate.add_argument(
@@ -279,6 +280,7 @@ def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
         adapt_layers=args.adapt_layers,
         average=args.average,
         gate=args.gate,
+        unadapted=args.unadapted,
     )
     print(evaluation_summary(result))
     print(f"wrote {out} and {out.with_suffix('.npz').name}")

@@ -217,9 +217,7 @@ def gain_tables(rows: Sequence[Row], severity: Sequence[int]) -> tuple[Table | N
         return table, None
     note = f"{INTERVALS} Offset: adapted on an unrelated clean image, minus before. Distribution: on another image "
     note += "with the same corruption, minus that. Instance: on the image itself, minus that. Adaptation is the sum of "
-    note += (
-        "the last two, after minus unrelated image: what the image seen brings. An offset is the same step for all."
-    )
+    note += "the last two, after minus unrelated image: what the image seen brings. An offset is the same step for all."
     names = (*CONTROLS.values(), *PARTS, "runs")
     return table, Table("split", "Controls in %, and the gain in points", "training", names, tuple(parts), note)
 

@@ -128,7 +128,7 @@ def make_protocol(
         "adapts": adapter is not None,
         "steps": adapter.steps if adapter else 0,
         "lr": adapter.lr if adapter else None,
-        "views": adapter.views if adapter else views or model.adapt_views,
+        "views": adapter.views if adapter else model.adapt_views if views is None else views,
         "default_adaptation": adapter is None
         or (adapter.steps, adapter.lr, adapter.views) == (model.adapt_steps, model.adapt_lr, model.adapt_views),
         "adapt_layers": adapter.layers if adapter else None,
@@ -167,10 +167,12 @@ def evaluate(
     adapt_layers: str | None = None,
     average: int | None = None,
     gate: float | None = None,
+    unadapted: bool = False,
 ) -> dict[str, Any]:
     """Evaluate the model before and after adapting; write `out` (JSON) and the probabilities beside it (NPZ).
 
-    What was evaluated before an interruption, under the same protocol, is not evaluated again.
+    What was evaluated before an interruption, under the same protocol, is not evaluated again. `unadapted` leaves out
+    adapting and the average over views.
     """
     if out.suffix != ".json":
         raise InputError(f"Expected a name ending in .json for the results, got {out}; the NPZ goes beside it.")
@@ -178,8 +180,12 @@ def evaluate(
     check_labels(images.labels, model.num_classes, "The test split")
     if model.selfsup == "none" and any(v is not None for v in (steps, lr, adapt_layers, gate)):
         raise InputError("This model has nothing to adapt with; drop --steps, --lr, --adapt-layers and --gate.")
+    if unadapted:
+        if controls or any(v is not None for v in (steps, lr, views, adapt_layers, gate)):
+            raise InputError("Without adapting there are no views, steps, gate or controls; drop these or --unadapted.")
+        views = 0
     adapter = None
-    if model.selfsup != "none":
+    if model.selfsup != "none" and not unadapted:
         adapter = Adapter(model, steps, lr, views, seed, adapt_layers, average=average, gate=gate)
     sources = [(name, severity) for severity in severities for name in names]
     protocol = make_protocol(model, images, sources, limit, adapter, controls, seed, views, about or {}, average)
@@ -279,6 +285,8 @@ def _predict_piece(job: _Job, source: Source, start: int, stop: int) -> Results:
     with torch.no_grad():
         scaled = as_float(batch, model.stem.weight.dtype)
         results: Results = {"before": _probabilities(averaged_logits(model, batch, scaled, job.average, job.seed))}
+    if job.views == 0:
+        return results
     if adapter is None:
         return results | {"view_average": view_average(model, batch, job.seed, job.views).float().cpu().numpy()}
     # what the model adapted to image i predicts: the image itself and, as controls, its neighbour
