@@ -140,6 +140,18 @@ def test_first_order_matches_its_own_unroll_and_differs_from_second(steps):
     assert relative_error(first, meta_gradient(model, task, **fields)) > 1e-3
 
 
+@pytest.mark.parametrize("layers", ["all", "last"])
+def test_without_gamma_the_views_need_no_second_pass(layers):
+    """Equal to the same loss with a weight that is next to nothing, which has that pass."""
+    model, task = small_model(adapt_layers=layers), small_task()
+    fields = {"inner_lr": 0.5, "clip": 0.05}
+    got, near = (meta_gradient(model, task, gamma=gamma, **fields) for gamma in (0.0, 1e-13))
+    assert relative_error(got, {name: near[name] for name in got}) < 1e-9
+    if layers == "all":
+        want = by_hand(model, task, steps=1, lr=0.5, gamma=0.0, norm=0.05)
+        assert relative_error(got, {name: want[name] for name in got}) < 1e-9
+
+
 @pytest.mark.parametrize("order", ["second", "first"])
 def test_learned_rates_have_the_gradient_of_the_unroll(order):
     model, task = small_model(learned_rates=2), small_task()

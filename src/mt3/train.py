@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import functional_call
 
 from mt3.adapt import Params, clip_gradients, forward, inner_loop, stack_params, stack_size
 from mt3.augment import apply_shift, crop_and_flip, draw_shift, make_views, rotate, seeded_generator
@@ -162,9 +163,14 @@ def meta_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
         second_order=config.order == "second",
         ema=ema,
     )
-    target = inner.outputs.projection.detach() if inner.outputs.projection is not None else None
-    logits, metrics = _joint_pass(model, inner.params, task, target, own_target=config.outer_target == "adapted")
-    total = metrics["ce"] + config.gamma * metrics["selfsup"]
+    if config.gamma:
+        target = inner.outputs.projection.detach() if inner.outputs.projection is not None else None
+        logits, metrics = _joint_pass(model, inner.params, task, target, own_target=config.outer_target == "adapted")
+        total = metrics["ce"] + config.gamma * metrics["selfsup"]
+    else:  # no second pass over the views
+        logits = functional_call(model, inner.params, (task.images,))
+        total = F.cross_entropy(logits.flatten(0, -2), task.labels.flatten())
+        metrics = {"ce": total}
     metrics |= {"inner_loss": inner.loss.mean(), "inner_grad_norm": inner.grad_norm.mean()}
     metrics["accuracy_after"] = _accuracy(logits, task.labels)
     if log or config.anchor:
