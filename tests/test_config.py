@@ -6,7 +6,7 @@ from importlib import resources
 
 import pytest
 
-from mt3.config import config_from_dict, config_to_dict, make_config, preset_names
+from mt3.config import config_from_dict, config_to_dict, make_config, preset_names, warm_config
 from mt3.errors import InputError
 from mt3.method import METHODS
 
@@ -78,6 +78,15 @@ def test_presets_are_whole(preset):
         assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
 
 
+def test_cpu_gives_jt_and_mt3_a_start_with_their_own_augmentation():
+    starts = [warm_config(make_config(method, "cifar10", "cpu", 1)) for method in ("jt", "mt3")]
+    assert starts[0] == starts[1]
+    assert (starts[0].method, starts[0].batch_aug, starts[0].flip, starts[0].pad) == ("baseline", True, False, 2)
+    assert (starts[0].schedule, starts[0].seed) == ("constant", 1)
+    baseline = make_config("baseline", "cifar10", "cpu")
+    assert (baseline.batch_aug, baseline.flip, baseline.pad) == (False, True, 4)  # as the paper has it
+
+
 def test_overrides_come_last_and_take_text():
     overrides = {"inner-lr": "0.05", "width": "16", "batch_aug": "false", "clip": "none", "milestones": "1,2.5"}
     config = make_config("mt3", "cifar10", "paper", 7, overrides)
@@ -115,7 +124,7 @@ def test_bad_fields_are_refused(overrides, message):
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(InputError, match="Unknown preset 'quick': expected one of demo, official, paper"):
+    with pytest.raises(InputError, match="Unknown preset 'quick': expected one of cpu, demo, official, paper"):
         make_config("mt3", "cifar10", "quick")
     with pytest.raises(InputError, match="tasks=1 for joint training"):
         make_config("jt", "cifar10", "paper", overrides={"tasks": "2"})

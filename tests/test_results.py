@@ -6,7 +6,7 @@ import pytest
 
 from evaluations import make_evaluation, write, write_run
 from mt3.config import config_to_dict, make_config
-from mt3.curves import read_curves
+from mt3.curves import epoch_table, read_curves
 from mt3.errors import InputError
 from mt3.results import collect
 
@@ -160,6 +160,23 @@ def test_curves_are_means_over_each_epoch(tmp_path):
     assert curve.before[0].tolist() == pytest.approx([20, 50, 90])
     assert curve.after[0].tolist() == pytest.approx([30, 50, 100])
     assert json.dumps(curve.before[1].tolist()) == "[40.0, NaN, NaN]"
+
+
+def test_whole_epochs_stand_beside_the_authors(tmp_path):
+    for seed, losses in enumerate(([2.5, 1.5, 1.0, 9.0], [2.3, 1.7])):  # two steps an epoch; the third is not whole
+        lines = [{"step": i + 1, "epoch": (i + 1) / 2, "loss": loss} for i, loss in enumerate(losses[:3])]
+        lines[1]["accuracy_after"] = 0.25
+        write(tmp_path / f"{seed}" / "run.json", {"config": config(seed), "init": None})
+        (tmp_path / f"{seed}" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = epoch_table(collect([tmp_path]).curves)
+    got = {line.label: [cell.value for cell in line.cells] for line in table.lines}
+    assert set(got) == {"epoch 1, loss", "epoch 1, accuracy after it, %"}
+    low, high = 2.005722, 2.030376  # the authors' three runs
+    want = [2.0, low, high, low - (high - low), high + (high - low), 2]
+    assert got["epoch 1, loss"] == pytest.approx(want, abs=1e-5)
+    assert got["epoch 1, accuracy after it, %"][0] == pytest.approx(25.0)
+    write_run(tmp_path / "short", config(2), [(0.5, 0.1, 0.2)])
+    assert epoch_table([tmp_path / "short" / "metrics.jsonl"]) is None
 
 
 def test_short_trainings_are_shown_in_twentieths(tmp_path):

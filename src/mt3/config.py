@@ -209,11 +209,15 @@ def make_config(
 
 
 def warm_config(config: Config) -> Config | None:
-    """The training that comes before this one: of the same preset, network and seed, at a constant learning rate."""
+    """The training that comes before this one, at a constant learning rate.
+
+    It has this one's preset, seed, network and augmentation of x; all else is its method's.
+    """
     if config.warm_method is None:
         return None
-    same = ("depth", "width", "groups", "hidden", "projection", *BOOKKEEPING)
-    overrides = {name: getattr(config, name) for name in same}
+    network = ("depth", "width", "groups", "hidden", "projection")
+    augmentation = ("batch_aug", "pad", "flip", "vertical_flip", "negative", "cast")
+    overrides = {name: getattr(config, name) for name in (*network, *augmentation, *BOOKKEEPING)}
     overrides |= {"epochs": config.warm_epochs, "schedule": "constant", "average": 0.0, "warm_method": None}
     return make_config(config.warm_method, config.data, config.preset, config.seed, overrides)
 

@@ -9,8 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mt3.published import training_curve
+from mt3.table import Cell, Line, Table
 
 MIN_EPOCHS, FINE_POINTS = 10, 20  # a training of fewer epochs is shown in this many points
+
+
+QUANTITIES = {  # of a run's metrics: the authors' column, what to multiply by, the title, digits
+    "loss": ("loss", 1, "loss", 3),
+    "ce": ("ce_loss", 1, "cross-entropy", 3),
+    "selfsup": ("byol_loss", 1, "BYOL loss", 3),
+    "accuracy_before": ("train_accuracy_before", 100, "accuracy before the inner step, %", 1),
+    "accuracy_after": ("train_accuracy_after", 100, "accuracy after it, %", 1),
+}
+SHOWN = (1, 2, 5, 10, 20, 50, 100, 200)  # epochs of which a table is made
 
 
 class Curve(NamedTuple):
@@ -58,3 +69,34 @@ def authors_curve() -> Curve:
     columns = training_curve()
     before, after = (100 * columns[f"train_accuracy_{row}"] for row in ("before", "after"))
     return Curve(np.arange(1.0, before.shape[1] + 1), before, after)
+
+
+def epoch_table(paths: Sequence[Path]) -> Table | None:
+    """Means over whole epochs of training beside the authors' three runs; None before the first epoch's end."""
+    records = [list(_read_metrics(path)) for path in paths]
+    authors = training_curve()
+    lines = []
+    for epoch in SHOWN:
+        runs = [run for run in records if run and float(run[-1].get("epoch", 0)) >= epoch]
+        for name, (column, scale, title, digits) in QUANTITIES.items():
+            means = [_epoch_mean(run, name, epoch) for run in runs]
+            found = [scale * mean for mean in means if mean is not None]
+            if not found:
+                continue
+            low, high = (float(f(scale * authors[column][:, epoch - 1])) for f in (np.min, np.max))
+            numbers = (float(np.mean(found)), low, high, low - (high - low), high + (high - low))
+            cells = tuple(Cell(number, digits=digits) for number in numbers)
+            lines.append(Line(f"epoch {epoch}, {title}", (*cells, Cell(len(found), digits=0))))
+    if not lines:
+        return None
+    columns = ("here", "authors, lowest", "authors, highest", "lowest - range", "highest + range", "runs")
+    note = (
+        "Means over the logged steps of an epoch, and over runs; of the authors' three runs the range, and that range "
+    )
+    note += "widened by its own width on either side."
+    return Table("epochs", "Training of MT3 beside the authors'", "mean over", columns, tuple(lines), note)
+
+
+def _epoch_mean(run: Sequence[dict[str, Any]], name: str, epoch: int) -> float | None:
+    values = [float(r[name]) for r in run if name in r and epoch - 1 < float(r["epoch"]) <= epoch]
+    return float(np.mean(values)) if values else None

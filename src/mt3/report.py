@@ -23,7 +23,7 @@ from mt3.compare import (
     rows_of,
     severity_tables,
 )
-from mt3.curves import MIN_EPOCHS, authors_curve, read_curves
+from mt3.curves import MIN_EPOCHS, authors_curve, epoch_table, read_curves
 from mt3.errors import InputError, name_list
 from mt3.figures import FORMATS, Figure, draw_bars, draw_convergence, import_pyplot
 from mt3.files import write_text
@@ -232,7 +232,9 @@ def _convergence_section(results: Results, published: bool) -> list[Section]:
     else:
         points = "per epoch" if curve.epochs[-1] >= MIN_EPOCHS else "in twentieths of the training"
         caption += f", {points}; beside it the authors' three runs."
-    return [Section("Convergence", [Figure("convergence", caption, draw)])]
+    table = epoch_table(results.curves) if overlay else None
+    figure = Figure("convergence", caption, draw)
+    return [Section("Convergence", [figure] if table is None else [table, figure])]
 
 
 def _protocol_section(results: Results, rows: Sequence[Row]) -> Section:
