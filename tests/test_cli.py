@@ -106,6 +106,29 @@ def test_predict_says_what_it_converted(capsys, runs, tmp_path):
     assert "after adapting" in out
 
 
+def test_a_model_of_the_package_goes_by_its_name(capsys, runs, tmp_path, picture, monkeypatch):
+    monkeypatch.setattr("mt3.checkpoint.shipped_models", lambda: {"tiny": runs / "mt3"})
+    monkeypatch.chdir(tmp_path)
+    ours = mt3.load(runs / "mt3").state_dict()
+    assert all(torch.equal(value, ours[name]) for name, value in mt3.load("tiny").state_dict().items())
+    answers = [run(capsys, "predict", model, picture, "--json") for model in ("tiny", runs / "mt3")]
+    assert answers[0] == answers[1]
+    assert answers[0][0] == 0
+    code, _, err = run(capsys, "evaluate", "tiny", "--limit", "2", "--corruptions", "none")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "comes with the package, where no results go; give --out" in err
+    words = ["--limit", "2", "--corruptions", "none", "--out", tmp_path / "r.json"]
+    assert run(capsys, "evaluate", "tiny", *words)[0] == 0
+    assert json.loads((tmp_path / "r.json").read_text())["protocol"]["train_seed"] == 3  # of the run that it is
+    code, _, err = run(capsys, "predict", "tin", picture)
+    assert code == 2
+    assert "Expected a run or model directory or tiny, but tin is not there" in err
+    (tmp_path / "tiny").mkdir()  # a directory of that name comes first
+    code, _, err = run(capsys, "predict", "tiny", picture)
+    assert code == 2
+    assert "tiny has no config.json" in err
+
+
 def test_evaluate_names_a_variant(capsys, runs, tmp_path):
     def label(name: str, *more: str) -> tuple[str | None, str]:
         words = ["--corruptions", "none", "--limit", "2", "--out", tmp_path / f"{name}.json"]
