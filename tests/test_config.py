@@ -79,10 +79,12 @@ def test_presets_are_whole(preset):
 
 
 def test_cpu_gives_jt_and_mt3_a_start_with_their_own_augmentation():
-    starts = [warm_config(make_config(method, "cifar10", "cpu", 1)) for method in ("jt", "mt3")]
-    assert starts[0] == starts[1]
-    assert (starts[0].method, starts[0].batch_aug, starts[0].flip, starts[0].pad) == ("baseline", True, False, 2)
-    assert (starts[0].schedule, starts[0].seed) == ("constant", 1)
+    joint, meta = (make_config(method, "cifar10", "cpu", 1) for method in ("jt", "mt3"))
+    start = warm_config(joint)
+    assert (start.method, start.batch_aug, start.flip, start.pad) == ("baseline", True, False, 2)
+    assert (start.schedule, start.seed, warm_config(start)) == ("constant", 1, None)
+    assert warm_config(meta).method == "jt"
+    assert warm_config(warm_config(meta)) == start
     baseline = make_config("baseline", "cifar10", "cpu")
     assert (baseline.batch_aug, baseline.flip, baseline.pad) == (False, True, 4)  # as the paper has it
 

@@ -1,5 +1,6 @@
 """`mt3 reproduce`: its plan, a tiny study from beginning to end, no work twice, kills at any moment, refusals."""
 
+import json
 import os
 import random
 import shutil
@@ -29,7 +30,8 @@ from mt3.results import collect
 
 SMALL = ["--depth", "8", "--width", "4", "--hidden", "8", "--projection", "6", "--checkpoint-every", "1"]
 SHORT = ["--task-size", "2", "--task-images", "1", "--epochs", "0.006", "--test-views", "2"]
-FIELDS = [*SMALL, *SHORT, "--warm-method", "baseline", "--warm-epochs", "0.05"]
+ALIKE = ["--batch-aug", "true", "--pad", "2", "--flip", "false"]  # so that all have one start
+FIELDS = [*SMALL, *SHORT, *ALIKE, "--warm-method", "baseline", "--warm-epochs", "0.05"]
 TESTED = ["--corruptions", "contrast", "--limit", "4", "--sweep-limit", "2"]
 STUDY = ["--methods", "mt3", "baseline", "--seeds", "2", "--ablations", "norm-only", "lr", *TESTED, "--threads", "1"]
 LRS = ("0", "0.025", "0.05", "0.2", "0.4")  # the paper's own is 0.1
@@ -104,6 +106,27 @@ def test_trainings_share_a_warm_start(study):
         first = contents(folders[0])
         assert "model.safetensors" in first
         assert all(contents(folder) == first for folder in folders[1:])  # run.json with its seconds, too: it is a copy
+
+
+def test_a_start_may_have_a_start_which_others_share(capsys, tmp_path):
+    """Of the preset cpu: MT3 begins from JT, and that from the supervised training from which the row of JT begins."""
+    begin = ["reproduce", "--data", "digits", "--preset", "cpu", "--out", str(tmp_path), "--methods", "jt", "mt3"]
+    fields = [*SMALL, "--epochs", "0.05", "--test-views", "2", "--checkpoint-every", "100"]
+    assert run(capsys, *begin, "--seeds", "1", *fields, *TESTED, "--threads", "1")[0] == 0
+    joint, meta = (tmp_path / method / "seed-0" for method in ("jt", "mt3"))
+    supervised = contents(joint / "warm")
+    assert json.loads(supervised["run.json"])["config"]["method"] == "baseline"
+    assert contents(meta / "warm" / "warm") == supervised  # a copy, with its seconds
+    began = json.loads((meta / "warm" / "run.json").read_text())
+    assert (began["config"]["method"], began["config"]["schedule"], Path(began["init"]).name) == (
+        "jt",
+        "constant",
+        "warm",
+    )
+    assert json.loads((meta / "run.json").read_text())["init"] == str(meta / "warm")
+    code, out, _ = run(capsys, *begin, "--seeds", "1", *fields, *TESTED, "--threads", "1")
+    assert code == 0
+    assert "4 of 4 parts are done." in out
 
 
 def test_a_second_call_does_no_work(study, capsys, monkeypatch):

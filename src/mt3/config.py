@@ -211,15 +211,17 @@ def make_config(
 def warm_config(config: Config) -> Config | None:
     """The training that comes before this one, at a constant learning rate.
 
-    It has this one's preset, seed, network and augmentation of x; all else is its method's.
+    It has this one's preset, seed, network and augmentation of x; all else is its method's, a start of its own included
+    unless that is by the same method.
     """
     if config.warm_method is None:
         return None
     network = ("depth", "width", "groups", "hidden", "projection")
     augmentation = ("batch_aug", "pad", "flip", "vertical_flip", "negative", "cast")
     overrides = {name: getattr(config, name) for name in (*network, *augmentation, *BOOKKEEPING)}
-    overrides |= {"epochs": config.warm_epochs, "schedule": "constant", "average": 0.0, "warm_method": None}
-    return make_config(config.warm_method, config.data, config.preset, config.seed, overrides)
+    overrides |= {"epochs": config.warm_epochs, "schedule": "constant", "average": 0.0}
+    first = make_config(config.warm_method, config.data, config.preset, config.seed, overrides)
+    return dataclasses.replace(first, warm_method=None) if first.warm_method == first.method else first
 
 
 def _field(key: str) -> str:

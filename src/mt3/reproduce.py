@@ -8,6 +8,7 @@ Nothing that is there is done again: a run is known by its config, an evaluation
 """
 
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -118,6 +119,14 @@ class Job(NamedTuple):
     parts: Sequence[tuple[str, Part]]  # with what to say when it begins
 
 
+class StartJob(NamedTuple):
+    """A training that comes before others, in a process of its own."""
+
+    study: Study
+    start: Training
+    trainings: Sequence[Training]
+
+
 def paper_methods(data: str) -> list[str]:
     """The trainings that give the rows of the paper's table for this data; of data that it does not have, all five."""
     rows = published_table(data)
@@ -142,8 +151,9 @@ def reproduce(study: Study, dry_run: bool = False) -> None:
         print(plan_text(study, parts), flush=True)
         todo = [part for part in parts if part.share < 1]
         set_up = partial(torch.set_num_threads, study.threads)
-        starts = _missing_starts(study, [part.training for part in todo if not part.tests], trainings)
-        run_apart(_train_start, starts, [f"start of {job.trainings[0].name}" for job in starts], study.jobs, set_up)
+        for level in _missing_starts([part.training for part in todo if not part.tests], trainings):
+            starts = [StartJob(study, start, trainings) for start in level]
+            run_apart(_train_start, starts, [start.name for start in level], study.jobs, set_up)
         begun = {part.title: _beginning(study, todo, number) for number, part in enumerate(todo)}
         for sweeps in (False, True):  # the main rows of all runs first
             now = [part for part in todo if any(test.sweep for test in part.tests) == sweeps]
@@ -164,25 +174,30 @@ def _beginning(study: Study, todo: Sequence[Part], number: int) -> str:
     return f"[{number + 1}/{len(todo)}] {part.title}: about {duration(part.seconds)}, {duration(left)} for all"
 
 
-def _missing_starts(study: Study, todo: Sequence[Training], trainings: Sequence[Training]) -> list[Job]:
-    """The trainings that come before others, each once, however many runs share it."""
-    jobs, seen = [], set()
-    for training in todo:
-        first = warm_config(training.config)
-        if first is None or first in seen or (training.folder / RUN_FILE).exists():
-            continue
-        seen.add(first)
-        if not any(warm_config(t.config) == first and steps_done(first, t.folder / WARM) is None for t in trainings):
-            jobs.append(Job(study, [training], []))
-    return jobs
-
-
-def _train_start(job: Job) -> None:
-    (training,) = job.trainings
+def starts_of(training: Training) -> list[Training]:
+    """The trainings that come before one, in the run's own folders; the last begins from nothing."""
     first = warm_config(training.config)
-    assert first is not None
-    print(f"train the start of {training.name}", flush=True)
-    train(first, job.study.dataset, training.folder / WARM, job.study.device, resume=True, data_dir=job.study.data_dir)
+    if first is None:
+        return []
+    start = Training(f"start of {training.name}", first, training.folder / WARM)
+    return [start, *starts_of(start)]
+
+
+def _missing_starts(todo: Sequence[Training], trainings: Sequence[Training]) -> list[list[Training]]:
+    """The trainings that come before others, each once, however many runs share it; those that come first first."""
+    every = [start for training in trainings for start in starts_of(training)]
+    there = {start.config for start in every if steps_done(start.config, start.folder) is None}
+    levels: dict[int, dict[Config, Training]] = defaultdict(dict)
+    for training in todo:
+        for start in starts_of(training):
+            if start.config not in there and not (start.folder.parent / RUN_FILE).exists():
+                levels[len(starts_of(start))].setdefault(start.config, start)
+    return [list(levels[level].values()) for level in sorted(levels)]
+
+
+def _train_start(job: StartJob) -> None:
+    print(f"train the {job.start.name}", flush=True)
+    _train(job.study, job.start, job.trainings)
 
 
 def _run_job(job: Job) -> None:
@@ -196,9 +211,7 @@ def _run_job(job: Job) -> None:
 
 
 def _train(study: Study, training: Training, trainings: Sequence[Training]) -> None:
-    first = warm_config(training.config)
-    if first is not None:
-        _take_warm_start(first, training.folder, trainings)
+    _take_warm_start(training, trainings)
     train(training.config, study.dataset, training.folder, study.device, resume=True, data_dir=study.data_dir)
 
 
@@ -274,10 +287,9 @@ def _check(study: Study, trainings: Sequence[Training]) -> None:
     if min(study.count(), study.count(sweep=True)) < 2:
         raise InputError("The controls adapt on another image, so they need at least 2 images; raise --limit.")
     for config in dict.fromkeys(same_cost(t.config) for t in trainings):
-        for one in (config, warm_config(config)):
-            if one is not None:
-                build_model(one, study.dataset)
-                count_steps(one, study.dataset)
+        for one in (config, *(start.config for start in starts_of(Training("", config, study.out)))):
+            build_model(one, study.dataset)
+            count_steps(one, study.dataset)
 
 
 def _make_parts(study: Study, trainings: Sequence[Training]) -> list[Part]:
@@ -310,23 +322,23 @@ def _training_part(
     seconds = clock.step(config)
     there, left = done * seconds, (total - done) * seconds
     whole = there + left
-    first = warm_config(config)
-    if first is not None:
-        title += f" after {first.method}"
-        warm_total, warm_done = count_steps(first, study.dataset)[1], steps_done(first, folder / WARM)
+    for start in starts_of(training):
+        title += f" after {start.config.method}"
+        warm_total, warm_done = count_steps(start.config, study.dataset)[1], steps_done(start.config, start.folder)
         warm_left = 0 if warm_done is None else warm_total - warm_done
-        there += (warm_total - warm_left) * clock.step(first)
-        whole += warm_total * clock.step(first)
-        left += 0 if first in warm_starts else warm_left * clock.step(first)
-        warm_starts.add(first)
+        there += (warm_total - warm_left) * clock.step(start.config)
+        whole += warm_total * clock.step(start.config)
+        left += 0 if start.config in warm_starts else warm_left * clock.step(start.config)
+        warm_starts.add(start.config)
     return Part(title, min(0.99, there / whole), left, training), None
 
 
-def _take_warm_start(config: Config, folder: Path, trainings: Sequence[Training]) -> None:
+def _take_warm_start(training: Training, trainings: Sequence[Training]) -> None:
     """Copy the training that comes first from a run that has the very same one, if there is one."""
-    for other in trainings:
-        if warm_config(other.config) == config and steps_done(config, other.folder / WARM) is None:
-            copy_start(other.folder, folder)
+    first = warm_config(training.config)
+    for start in [start for other in trainings for start in starts_of(other)]:
+        if start.config == first and steps_done(first, start.folder) is None:
+            copy_start(start.folder.parent, training.folder)
             return
 
 
