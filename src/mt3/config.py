@@ -23,6 +23,7 @@ CHOICES = {
     "adapt_layers": LAYERS,
     "outer_target": ("meta", "adapted"),
     "schedule": ("constant", "cosine", "step"),
+    "warm_schedule": ("constant", "cosine", "step"),
     "ema_schedule": ("constant", "cosine"),
     "ema_start": ("online", "random"),
     "precision": ("float32", "bfloat16"),
@@ -71,6 +72,7 @@ class Config:
     average: float = 0.0  # decay of a moving average of the weights, which is the finished model; 0: the last weights
     warm_method: str | None = None  # a training that comes first and gives the weights to start from
     warm_epochs: float = 0.0  # of that training
+    warm_schedule: str = "constant"  # of its learning rate, as `schedule`
 
     # the inner loop
     inner_steps: int = 1  # M
@@ -209,7 +211,7 @@ def make_config(
 
 
 def warm_config(config: Config) -> Config | None:
-    """The training that comes before this one, at a constant learning rate.
+    """The training that comes before this one.
 
     It has this one's preset, seed, network and augmentation of x; all else is its method's, a start of its own included
     unless that is by the same method.
@@ -219,7 +221,7 @@ def warm_config(config: Config) -> Config | None:
     network = ("depth", "width", "groups", "hidden", "projection")
     augmentation = ("batch_aug", "pad", "flip", "vertical_flip", "negative", "cast")
     overrides = {name: getattr(config, name) for name in (*network, *augmentation, *BOOKKEEPING)}
-    overrides |= {"epochs": config.warm_epochs, "schedule": "constant", "average": 0.0}
+    overrides |= {"epochs": config.warm_epochs, "schedule": config.warm_schedule, "average": 0.0}
     first = make_config(config.warm_method, config.data, config.preset, config.seed, overrides)
     return dataclasses.replace(first, warm_method=None) if first.warm_method == first.method else first
 
