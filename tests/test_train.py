@@ -520,6 +520,7 @@ def test_the_gradient_does_not_depend_on_the_threads(digits, method, threads, mo
         {"task_images": 1},
         {"learn_rates": True, "inner_steps": 2, "clip": 0.05},
         {"anchor": 0.5},
+        {"gamma": 0.0, "clip": 0.05},
     ],
     ids=lambda fields: ",".join(fields) or "paper",
 )

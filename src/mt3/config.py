@@ -172,20 +172,10 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """The preset's TOML: fields at the top level, then tables `[method.NAME]`, `[data.NAME]`, `[data.NAME.NAME]`.
-
-    A preset with a `base` changes that one where it says something.
-    """
+    """The preset's TOML: fields at the top level, then tables `[method.NAME]`, `[data.NAME]`, `[data.NAME.NAME]`."""
     if name not in preset_names():
         raise InputError(one_of("preset", name, preset_names()))
-    own = tomllib.loads((resources.files("mt3") / "presets" / f"{name}.toml").read_text(encoding="utf-8"))
-    return _merge(read_preset(own.pop("base")), own) if "base" in own else own
-
-
-def _merge(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Both tables, the own values before the base's."""
-    both = {key: _merge(base[key], own[key]) for key in base.keys() & own.keys() if isinstance(own[key], dict)}
-    return base | own | both
+    return tomllib.loads((resources.files("mt3") / "presets" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def make_config(
