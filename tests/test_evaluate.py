@@ -17,6 +17,7 @@ from mt3.corruptions.write import write_corrupted
 from mt3.data import Dataset, load_digits, open_corrupted
 from mt3.errors import InputError
 from mt3.evaluate import TestImages, _bounds, evaluate, make_protocol
+from mt3.measure import unpack_correct
 
 NAMES = ["gaussian_noise", "contrast"]
 
@@ -107,6 +108,7 @@ def test_numbers_follow_from_the_probabilities(result):
             assert entry[row]["accuracy"] == pytest.approx(100 * correct[row].mean())
             own = arrays[f"{key}/{row}"][np.arange(6), labels]
             assert entry[row]["nll"] == pytest.approx(-np.log(own).mean(), rel=1e-5)
+            np.testing.assert_array_equal(unpack_correct(entry["correct"][row], 6), correct[row])
             hits[row].append(correct[row])
         assert entry["fixed"] == (correct["after"] & ~correct["before"]).sum()
         assert entry["broken"] == (correct["before"] & ~correct["after"]).sum()
@@ -238,7 +240,8 @@ def test_unadapted_is_the_same_before(tmp_path, digits):
     whole = evaluate(make_model(), images, names, [5], tmp_path / "a.json", limit=6)
     got = evaluate(make_model(), images, names, [5], tmp_path / "b.json", limit=6, unadapted=True)
     assert got["average"] == {"before": whole["average"]["before"], "after": None}
-    assert got["clean"] == {"before": whole["clean"]["before"]}
+    right = {"before": whole["clean"]["correct"]["before"]}
+    assert got["clean"] == {"before": whole["clean"]["before"], "correct": right}
     assert "gain" not in got
     assert (got["protocol"]["adapts"], got["protocol"]["views"], got["protocol"]["default_adaptation"]) == (
         False,

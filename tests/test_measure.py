@@ -11,8 +11,10 @@ from mt3.measure import (
     is_correct,
     mean_interval,
     measure,
+    pack_correct,
     paired_gain,
     t95,
+    unpack_correct,
     wilson_interval,
 )
 
@@ -80,3 +82,12 @@ def test_interval_over_runs():
     low, high = mean_interval([1.0, 2.0, 3.0])
     assert high - 2 == 2 - low == pytest.approx(4.3027 / np.sqrt(3))
     assert mean_interval([1.0]) is None
+
+
+def test_answers_survive_packing():
+    for count in (1, 8, 9, 300):
+        correct = np.arange(count) % 3 == 0
+        assert len(pack_correct(correct)) == 2 * -(-count // 8)
+        np.testing.assert_array_equal(unpack_correct(pack_correct(correct), count), correct)
+    with pytest.raises(ValueError, match="2 bytes for 8 images"):
+        unpack_correct("ffff", 8)

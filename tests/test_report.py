@@ -13,11 +13,12 @@ from PIL import Image
 
 from evaluations import Rows, make_evaluation, write, write_run
 from mt3.cli import main
-from mt3.compare import clean_table, component_table, corruption_errors, gain_tables, rows_of
+from mt3.compare import clean_table, component_table, corruption_errors, gain_tables, paired_table, rows_of
 from mt3.config import config_to_dict, make_config
 from mt3.curves import authors_curve
 from mt3.errors import InputError
 from mt3.figures import COLOURS, draw_corruptions, draw_examples
+from mt3.measure import pack_correct
 from mt3.method import ROWS
 from mt3.report import evaluation_summary, interval, report_sections, result_table, write_report
 from mt3.results import collect
@@ -227,6 +228,41 @@ def test_split_of_the_gain(tmp_path):
     assert cells["unrelated image"].value == pytest.approx(53 + 1 / 3)
     assert cells["same corruption"].value == pytest.approx(54 + 2 / 3)
     assert cells["adaptation"].value == pytest.approx(4 / 3 + cells["instance"].value)
+
+
+def keep_answers(evaluation: dict, answers: dict[str, np.ndarray]) -> dict:
+    """Give an evaluation the answers (corruptions, images) of its rows."""
+    for number, entry in enumerate(evaluation["corruptions"]):
+        entry["correct"] = {row: pack_correct(a[number]) for row, a in answers.items()}
+    return evaluation
+
+
+def test_differences_paired_over_images(tmp_path):
+    rng = np.random.default_rng(0)
+    controls = {"clean_other": accuracies(55, 45, 59), "same_corruption": accuracies(57, 46, 60)}
+    mt3 = [{row: rng.random((3, 100)) < 0.5 for row in ("before", "after", "clean_other")} for _ in range(2)]
+    jt = {row: rng.random((3, 100)) < 0.5 for row in ("before", "after")}
+    for seed, answers in enumerate(mt3):
+        write(tmp_path / f"{seed}.json", keep_answers(make_evaluation("mt3", seed, MT3[seed] | controls), answers))
+    write(tmp_path / "jt.json", keep_answers(make_evaluation("jt", 1, JT[0]), jt))
+    table = paired_table(rows_of(collect([tmp_path]).main), [5])
+    got = {line.label: dict(zip(table.columns, line.cells, strict=True)) for line in table.lines}["MT, MT3"]
+    by_image = np.mean([100.0 * (a["after"].mean(0) - a["clean_other"].mean(0)) for a in mt3], axis=0)
+    reach = 1.959964 * by_image.std(ddof=1) / 10
+    assert got["adaptation"].value == pytest.approx(by_image.mean())
+    assert got["adaptation"].interval == pytest.approx((by_image.mean() - reach, by_image.mean() + reach))
+    against = 100.0 * (mt3[1]["after"].mean() - jt["before"].mean())  # seed 1, the only one that both have
+    assert got["after - JT (ours)"].value == pytest.approx(against)
+
+
+def test_without_kept_answers_nothing_is_paired_over_images(folder, tmp_path):
+    assert paired_table(rows_of(collect([folder]).main), [5]) is None
+    damaged = make_evaluation("mt3", 0, MT3[0])
+    damaged["corruptions"][0]["correct"] = {"before": "00"}
+    for entry in damaged["corruptions"][1:]:
+        entry["correct"] = {"before": "00" * 13}
+    with pytest.raises(InputError, match=r"is not a whole evaluation.*1 bytes for 100 images"):
+        collect([write(tmp_path / "a.json", damaged)])
 
 
 def test_clean_accuracy_and_its_cost(folder):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mt3 import published as paper
 from mt3.errors import name_list
-from mt3.measure import GAINS, mean_interval
+from mt3.measure import GAINS, mean_interval, paired_interval
 from mt3.method import METHODS
 from mt3.published import AVERAGE, OVERLAPPING, published_table
 from mt3.results import Evaluation
@@ -220,6 +220,39 @@ def gain_tables(rows: Sequence[Row], severity: Sequence[int]) -> tuple[Table | N
     note += "the last two, after minus unrelated image: what the image seen brings. An offset is the same step for all."
     names = (*CONTROLS.values(), *PARTS, "runs")
     return table, Table("split", "Controls in %, and the gain in points", "training", names, tuple(parts), note)
+
+
+def paired_table(rows: Sequence[Row], severity: Sequence[int]) -> Table | None:
+    """The differences image by image, over the seeds that both sides have; None where no answers were kept."""
+    joint = next((row for row in rows if row.title == METHODS["jt"].before), None)
+    lines = []
+    for before, after in pairs_of(rows):
+        sides = [(after, Row("", after.runs, GAINS[name][1])) for name in ("gain", "adaptation")]
+        differences = [image_differences(one, other, severity) for one, other in sides]
+        differences.append(None if joint is None or joint is before else image_differences(after, joint, severity))
+        if any(d is not None for d in differences):
+            cells = [Cell(text="-") if d is None else _interval_cell(paired_interval(d)) for d in differences]
+            lines.append(Line(f"{before.title}, {after.title}", (*cells, Cell(len(after.runs), digits=0))))
+    if not lines:
+        return None
+    note = "Each image's answers are averaged over corruptions and the seeds that both have, then the interval is the "
+    note += "paired normal one over images: what other images could change, for these trained models. What other seeds "
+    note += "could change is in the intervals over runs."
+    columns = ("gain", "adaptation", f"after - {METHODS['jt'].before}", "runs")
+    title = f"The differences in points paired over images, severity {severity[0]}"
+    return Table("paired", title, "training", columns, tuple(lines), note)
+
+
+def image_differences(one: Row, other: Row, severity: Sequence[int]) -> NDArray[np.float64] | None:
+    """One row minus another for each image (images,), averaged over the seeds that both have."""
+    a, b = ({run.seed: run.hits(row.key, severity) for run in row.runs} for row in (one, other))
+    common = [(a[seed], b[seed]) for seed in a if seed in b]
+    found = [x - y for x, y in common if x is not None and y is not None]
+    return np.mean(found, axis=0) if found and len(found) == len(common) else None
+
+
+def _interval_cell(gain: Mapping[str, float]) -> Cell:
+    return Cell(gain["mean"], interval=(gain["low"], gain["high"]), signed=True)
 
 
 def corruption_errors(rows: Sequence[Row]) -> tuple[dict[str, Cell] | None, str]:

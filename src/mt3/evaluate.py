@@ -28,7 +28,7 @@ from mt3.data import CorruptedSet, Dataset
 from mt3.data.dataset import check_labels
 from mt3.errors import InputError, name_list
 from mt3.files import atomic_path, read_json, write_json
-from mt3.measure import fixed_and_broken, gains, is_correct, measure
+from mt3.measure import fixed_and_broken, gains, is_correct, measure, pack_correct
 from mt3.model import MT3Model, as_float
 from mt3.progress import Progress
 from mt3.version import __version__
@@ -332,6 +332,7 @@ def summarise(protocol: dict[str, Any], rows: dict[Source, Results], labels: NDA
         entry: dict[str, Any] = {row: measure(p, labels) for row, p in r.items()} | gains(correct[source])
         if "after" in r:
             entry |= fixed_and_broken(correct[source]["after"], correct[source]["before"])
+        entry["correct"] = {row: pack_correct(c) for row, c in correct[source].items()}
         entries[source] = entry
     corrupted = [s for s in rows if s != CLEAN]
     result: dict[str, Any] = {"protocol": protocol, "average": {"before": None, "after": None}}

@@ -19,6 +19,19 @@ def is_correct(probabilities: Probabilities, labels: NDArray[np.int64]) -> Corre
     return np.asarray(probabilities.argmax(-1) == labels)
 
 
+def pack_correct(correct: Correct) -> str:
+    """Eight images to a byte, in hexadecimal: short enough for a result file."""
+    return np.packbits(correct).tobytes().hex()
+
+
+def unpack_correct(packed: str, count: int) -> Correct:
+    """What `pack_correct` packed, of `count` images."""
+    data = np.frombuffer(bytes.fromhex(packed), dtype=np.uint8)
+    if len(data) != -(-count // 8):
+        raise ValueError(f"{len(data)} bytes for {count} images")
+    return np.unpackbits(data, count=count).astype(bool)
+
+
 def wilson_interval(hits: int, count: int) -> tuple[float, float]:
     """95 % Wilson score interval of a share, in percent."""
     share, z2 = hits / count, Z95**2
@@ -54,7 +67,11 @@ def paired_gain(after: Correct, before: Correct) -> dict[str, float]:
     Arrays are (images,) or (corruptions, images). The same image under several corruptions is one observation: its
     differences are averaged first, and the interval is over images.
     """
-    difference = 100.0 * (np.atleast_2d(after).astype(float) - np.atleast_2d(before)).mean(0)
+    return paired_interval(100.0 * (np.atleast_2d(after).astype(float) - np.atleast_2d(before)).mean(0))
+
+
+def paired_interval(difference: NDArray[np.float64]) -> dict[str, float]:
+    """Mean of the images' differences (images,), with its 95 % interval over images."""
     mean = float(difference.mean())
     error = float(difference.std(ddof=1) / math.sqrt(len(difference))) if len(difference) > 1 else math.inf
     reach = Z95 * error if math.isfinite(error) else 100.0

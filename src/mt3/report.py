@@ -18,6 +18,7 @@ from mt3.compare import (
     columns_of,
     component_table,
     gain_tables,
+    paired_table,
     published_columns,
     published_tables,
     rows_of,
@@ -154,9 +155,10 @@ def report_sections(results: Results, published: bool) -> list[Section]:
         severity = [rows[0].runs[0].severities[-1]]
         sections.append(_accuracy_section(rows, severity, published))
         gain, split = gain_tables(rows, severity)
+        paired = paired_table(rows, severity)
         by_severity, why_not = severity_tables(rows)
         sections += [
-            Section("Before and after adapting", [gain] if gain else []),
+            Section("Before and after adapting", [table for table in (gain, paired) if table]),
             Section("What the gain is made of", [split] if split else []),
             Section("Severities and mCE", [*by_severity, *([why_not] if why_not else [])]),
             Section("Likelihood and calibration", [calibration_table(rows, severity)]),

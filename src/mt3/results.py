@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mt3.config import BOOKKEEPING, Config, config_to_dict, make_config
 from mt3.errors import InputError, name_list
 from mt3.files import METRICS_FILE, RUN_FILE, read_json
+from mt3.measure import unpack_correct
 from mt3.method import Method, get_method
 from mt3.published import corruption_order
 
@@ -85,6 +86,15 @@ class Evaluation:
 
     def average(self, row: str, severities: Sequence[int], key: str = "accuracy") -> float:
         return float(self.numbers(row, severities, key).mean())
+
+    def hits(self, row: str, severities: Sequence[int]) -> NDArray[np.float64] | None:
+        """Of each image, the share of corruptions under which it was right, in percent; None in older files."""
+        entries = [c for c in self.result["corruptions"] if c["severity"] in severities]
+        if not entries or not all(row in c.get("correct", {}) for c in entries):
+            return None
+        images = int(self.protocol["images"])
+        correct = np.array([unpack_correct(c["correct"][row], images) for c in entries], dtype=float)
+        return np.asarray(100 * correct.mean(0))
 
     def count(self, key: str, severities: Sequence[int]) -> int:
         """How many answers were `fixed` or `broken`."""
@@ -227,6 +237,7 @@ def _make_evaluation(path: Path, value: dict[str, Any]) -> Evaluation:
                     raise ValueError(f"{key} that is not finite")
             if value["clean"] is not None:
                 float(value["clean"][row]["accuracy"])
+            evaluation.hits(row, evaluation.severities)
         if "after" in names:
             evaluation.count("fixed", evaluation.severities)
             evaluation.count("broken", evaluation.severities)
