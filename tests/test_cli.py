@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 from PIL import Image
 
 import mt3
+from mt3.averages import averaged_logits
 from mt3.cli import main
 from mt3.corruptions import PAPER
 from mt3.data import load_digits
@@ -95,6 +97,26 @@ def test_resume_and_init_from_the_command_line(capsys, runs, tmp_path):
     assert run(capsys, *train_words("mt3", tmp_path / "warm", 0), "--init", runs / "jt")[0] == 0
     warm, joint = (mt3.load(p).state_dict() for p in (tmp_path / "warm", runs / "jt"))
     assert all(torch.equal(warm[n], joint[n]) for n in warm)
+
+
+@pytest.mark.parametrize("method", ["baseline", "mt3"])
+def test_predict_averages_and_shuts_the_gate(capsys, runs, picture, method):
+    model = mt3.load(runs / method)
+    digit = torch.from_numpy(load_digits().test_images[:1]).permute(0, 3, 1, 2)
+
+    def answer(*more: str) -> dict[str, Any]:
+        code, text, _ = run(capsys, "predict", runs / method, picture, "--json", *more)
+        assert code == 0
+        return json.loads(text)[0]
+
+    averaged = averaged_logits(model, digit, digit.float() / 255, 5, 0).softmax(1).max().item()
+    assert answer("--average", "5")["before"]["probability"] == pytest.approx(averaged, abs=1e-5)
+    assert answer("--average", "5")["before"]["probability"] != answer()["before"]["probability"]
+    if method == "mt3":
+        after = mt3.Adapter(model, average=5)(digit).softmax(1).max().item()
+        assert answer("--average", "5")["after"]["probability"] == pytest.approx(after, abs=1e-5)
+        shut = answer("--gate", "0")
+        assert shut["after"] == shut["before"] != answer()["after"]
 
 
 def test_predict_says_what_it_converted(capsys, runs, tmp_path):

@@ -66,12 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--unadapted", action="store_true", help="the model as it is, without adapting: much faster")
     evaluate.add_argument("--controls", action="store_true", help="also adapt on other images, to split the gain")
     evaluate.add_argument("--adapt-layers", help=f"what adapts: {name_list(LAYERS)} (default: the model's)")
-    evaluate.add_argument(
-        "--average", type=count, metavar="N", help="average the answer over N shifted, mirrored copies, too"
-    )
-    evaluate.add_argument(
-        "--gate", type=rate, metavar="P", help="do not adapt where the model is sure to probability P"
-    )
     evaluate.add_argument("--ablation", metavar="LABEL", help="the name of this variant in a report")
     evaluate.add_argument("--data", help="the data set, if RUN does not say")
     evaluate.add_argument("--out", type=path, help="JSON file (default: RUN/evaluation.json)")
@@ -174,6 +168,10 @@ def _adapt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=count, help="inner steps (default: the model's)")
     parser.add_argument("--lr", type=rate, help="inner learning rate (default: the model's)")
     parser.add_argument("--views", type=count, help="views K_T (default: the model's)")
+    parser.add_argument(
+        "--average", type=count, metavar="N", help="average the answer over N shifted, mirrored copies, too"
+    )
+    parser.add_argument("--gate", type=rate, metavar="P", help="do not adapt where the model is sure to probability P")
     parser.add_argument("--seed", type=count, default=0, help="of the views")
 
 
@@ -327,7 +325,8 @@ def _predict(args: argparse.Namespace, extra: Sequence[str]) -> None:
 
     device = set_up(args)
     model = load(args.model).to(device)
-    answers = predict(model, [image for image, _ in read], args.steps, args.lr, args.views, args.seed)
+    pixels = [image for image, _ in read]
+    answers = predict(model, pixels, args.steps, args.lr, args.views, args.seed, args.average, args.gate)
     for answer, file, (_, notes) in zip(answers, args.images, read, strict=True):
         answer |= {"image": str(file), "converted": notes}
     if args.json:

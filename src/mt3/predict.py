@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mt3.adapt import Adapter
-from mt3.model import MT3Model
+from mt3.averages import averaged_logits
+from mt3.model import MT3Model, as_float
 
 
 def predict(
@@ -19,14 +20,18 @@ def predict(
     lr: float | None = None,
     views: int | None = None,
     seed: int = 0,
+    average: int | None = None,
+    gate: float | None = None,
 ) -> list[dict[str, Any]]:
     """One answer per image; `after` is None for a model that has nothing to adapt with."""
     batch = torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2).contiguous().to(model.stem.weight.device)
     model.eval()
     if model.selfsup == "none":
+        copies = model.adapt_average if average is None else average
         with torch.no_grad():
-            return [{"before": _answer(model, logits), "after": None} for logits in model(batch)]
-    compared = Adapter(model, steps, lr, views, seed).compare(batch)
+            found = averaged_logits(model, batch, as_float(batch, model.stem.weight.dtype), copies, seed)
+        return [{"before": _answer(model, logits), "after": None} for logits in found]
+    compared = Adapter(model, steps, lr, views, seed, average=average, gate=gate).compare(batch)
     return [
         {
             "before": _answer(model, compared.before[i]),
