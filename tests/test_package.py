@@ -35,12 +35,13 @@ def unpacked(tmp_path_factory) -> Path:
     return folder / "site"
 
 
-def test_wheel_carries_presets_digits_and_types(unpacked):
+def test_wheel_carries_presets_digits_weights_and_types(unpacked):
     names = {str(p.relative_to(unpacked)) for p in unpacked.rglob("*")}
     for wanted in ("mt3/presets/paper.toml", "mt3/presets/official.toml", "mt3/presets/demo.toml"):
         assert wanted in names
     assert {"mt3/data/digits.npz", "mt3/py.typed"} <= names
     assert {"mt3/published/tables.json", "mt3/published/mt3_training_curve.csv"} <= names
+    assert {f"mt3/weights/cifar10-cpu/{name}" for name in ("config.json", "model.safetensors", "README.md")} <= names
     assert not any(n.startswith("tests") for n in names)
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from evaluations import Rows, make_evaluation, write, write_run
 from mt3.cli import main
-from mt3.compare import clean_table, component_table, corruption_errors, gain_tables, paired_table, rows_of
+from mt3.compare import clean_table, component_table, corruption_errors, gain_tables, paired_table, rows_of, run_table
 from mt3.config import config_to_dict, make_config
 from mt3.curves import authors_curve
 from mt3.errors import InputError
@@ -253,6 +253,21 @@ def test_differences_paired_over_images(tmp_path):
     assert got["adaptation"].interval == pytest.approx((by_image.mean() - reach, by_image.mean() + reach))
     against = 100.0 * (mt3[1]["after"].mean() - jt["before"].mean())  # seed 1, the only one that both have
     assert got["after - JT (ours)"].value == pytest.approx(against)
+    by_run = words(run_table(rows_of(collect([tmp_path]).main), [5]))
+    own = 100.0 * (mt3[0]["after"].mean() - mt3[0]["clean_other"].mean())
+    assert by_run["MT, MT3, seed 0"]["adaptation"].startswith(f"{own:+.1f} [")
+    assert by_run["MT, MT3, seed 0"]["after - JT (ours)"] == "-"  # JT has no such seed
+    assert by_run["MT, MT3, seed 1"]["after - JT (ours)"].startswith(f"{against:+.1f} [")
+
+
+def test_runs_one_by_one(folder, tmp_path):
+    got = words(tables_of(folder)["runs"])
+    assert list(got) == ["JT (ours), TTT (ours), seed 0", *(f"MT, MT3, seed {seed}" for seed in (0, 1, 2))]
+    first = got["MT, MT3, seed 0"]
+    assert (first["before"], first["after"]) == ("50.0", "58.0")
+    assert (first["unrelated image"], first["adaptation"]) == ("-", "-")  # not evaluated
+    alone = write(tmp_path / "alone.json", make_evaluation("mt3", 0, MT3[0]))
+    assert run_table(rows_of(collect([alone]).main), [5]) is None
 
 
 def test_without_kept_answers_nothing_is_paired_over_images(folder, tmp_path):

@@ -243,6 +243,29 @@ def paired_table(rows: Sequence[Row], severity: Sequence[int]) -> Table | None:
     return Table("paired", title, "training", columns, tuple(lines), note)
 
 
+def run_table(rows: Sequence[Row], severity: Sequence[int]) -> Table | None:
+    """Every run that adapts, seed by seed; None where no training has several."""
+    pairs = pairs_of(rows)
+    joint = next((row for row in rows if row.title == METHODS["jt"].before), None)
+    if all(len(after.runs) == 1 for _, after in pairs):
+        return None
+    lines = []
+    for before, after in pairs:
+        for run in after.runs:
+            accuracies = [
+                Cell(run.average(key, severity)) if run.has(key) else Cell(text="-")
+                for key in ("before", *CONTROLS, "after")
+            ]
+            one = Row("", [run], "after")
+            sides = [Row("", [run], GAINS["adaptation"][1]), None if joint is None or joint is before else joint]
+            found = [None if other is None else image_differences(one, other, severity) for other in sides]
+            cells = [Cell(text="-") if d is None else _interval_cell(paired_interval(d)) for d in found]
+            lines.append(Line(f"{before.title}, {after.title}, seed {run.seed}", (*accuracies, *cells)))
+    columns = ("before", *CONTROLS.values(), "after", "adaptation", f"after - {METHODS['jt'].before}")
+    note = f"The last difference is from {METHODS['jt'].before} of the same seed. Intervals are paired over images."
+    return Table("runs", f"Run by run, in %, severity {severity[0]}", "run", columns, tuple(lines), note)
+
+
 def image_differences(one: Row, other: Row, severity: Sequence[int]) -> NDArray[np.float64] | None:
     """One row minus another for each image (images,), averaged over the seeds that both have."""
     a, b = ({run.seed: run.hits(row.key, severity) for run in row.runs} for row in (one, other))

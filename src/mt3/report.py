@@ -22,6 +22,7 @@ from mt3.compare import (
     published_columns,
     published_tables,
     rows_of,
+    run_table,
     severity_tables,
 )
 from mt3.curves import MIN_EPOCHS, authors_curve, epoch_table, read_curves
@@ -155,10 +156,10 @@ def report_sections(results: Results, published: bool) -> list[Section]:
         severity = [rows[0].runs[0].severities[-1]]
         sections.append(_accuracy_section(rows, severity, published))
         gain, split = gain_tables(rows, severity)
-        paired = paired_table(rows, severity)
+        paired, by_run = paired_table(rows, severity), run_table(rows, severity)
         by_severity, why_not = severity_tables(rows)
         sections += [
-            Section("Before and after adapting", [table for table in (gain, paired) if table]),
+            Section("Before and after adapting", [table for table in (gain, paired, by_run) if table]),
             Section("What the gain is made of", [split] if split else []),
             Section("Severities and mCE", [*by_severity, *([why_not] if why_not else [])]),
             Section("Likelihood and calibration", [calibration_table(rows, severity)]),
