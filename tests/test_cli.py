@@ -145,10 +145,26 @@ def test_a_model_of_the_package_goes_by_its_name(capsys, runs, tmp_path, picture
     code, _, err = run(capsys, "predict", "tin", picture)
     assert code == 2
     assert "Expected a run or model directory or tiny, but tin is not there" in err
-    (tmp_path / "tiny").mkdir()  # a directory of that name comes first
+    (tmp_path / "tiny").mkdir()  # of another kind, and no model
+    assert run(capsys, "predict", "tiny", picture, "--json") == answers[0]
+    assert run(capsys, "evaluate", "tiny", "--limit", "2", "--corruptions", "none")[0] == 2
+    (tmp_path / "tiny" / "run.json").write_text('{"config": {}}')  # a run of that name comes first
     code, _, err = run(capsys, "predict", "tiny", picture)
     assert code == 2
     assert "tiny has no config.json" in err
+
+
+def test_a_model_of_other_classes_is_not_evaluated(capsys, tmp_path):
+    words = ["--data", "digits", "--limit", "2", "--corruptions", "none", "--out", tmp_path / "r.json"]
+    code, _, err = run(capsys, "evaluate", "cifar10-cpu", *words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "The model knows airplane, automobile, bird and so on, digits has 0, 1, 2" in err
+
+
+def test_an_answer_that_is_not_finite_is_refused(capsys, runs, picture):
+    code, out, err = run(capsys, "predict", runs / "mt3", picture, "--lr", "1e30")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "The model's answer is not finite; lower --lr" in err
 
 
 def test_evaluate_names_a_variant(capsys, runs, tmp_path):

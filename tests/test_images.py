@@ -90,6 +90,9 @@ def test_what_is_no_image_is_refused(tmp_path):
         read_image(tmp_path / "missing.png")
     with pytest.raises(InputError, match="as an image"):
         read_image(tmp_path)
+    Image.fromarray(np.full((32, 32), np.nan, dtype=np.float32)).save(tmp_path / "void.tiff")
+    with pytest.raises(InputError, match=r"void.tiff as an image .some of its values are not numbers"):
+        read_image(tmp_path / "void.tiff")
     whole = tmp_path / "whole.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(whole)
     (tmp_path / "half.png").write_bytes(whole.read_bytes()[:4000])

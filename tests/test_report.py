@@ -60,7 +60,9 @@ def test_several_severities_are_told_apart():
 def test_summary_words_the_gain():
     text = evaluation_summary(RESULT)
     assert "gain by adapting +10.5 [+8.2, +12.8] points (paired 95 % interval); 12 answers fixed, 3 broken" in text
-    assert interval({"mean": -1.0, "low": -2.0, "high": 0.04}) == "-1.0 [-2.0, +0.0]"
+    assert (
+        interval({"mean": -1.0, "low": -2.0, "high": 0.04}) == "-1.0 [-2.0, +0.04]"
+    )  # the end that decides keeps its digit
 
 
 def test_figure_shows_the_pictures(tmp_path):
@@ -234,6 +236,8 @@ def keep_answers(evaluation: dict, answers: dict[str, np.ndarray]) -> dict:
     """Give an evaluation the answers (corruptions, images) of its rows."""
     for number, entry in enumerate(evaluation["corruptions"]):
         entry["correct"] = {row: pack_correct(a[number]) for row, a in answers.items()}
+        for row, a in answers.items():
+            entry[row]["accuracy"] = 100 * a[number].mean()
     return evaluation
 
 
@@ -278,6 +282,23 @@ def test_without_kept_answers_nothing_is_paired_over_images(folder, tmp_path):
         entry["correct"] = {"before": "00" * 13}
     with pytest.raises(InputError, match=r"is not a whole evaluation.*1 bytes for 100 images"):
         collect([write(tmp_path / "a.json", damaged)])
+
+
+def test_a_run_without_kept_answers_is_left_out_of_what_is_paired(tmp_path):
+    answers = {row: np.random.default_rng(0).random((3, 100)) < 0.5 for row in ("before", "after")}
+    write(tmp_path / "0.json", keep_answers(make_evaluation("mt3", 0, MT3[0]), answers))
+    write(tmp_path / "1.json", make_evaluation("mt3", 1, MT3[1]))
+    (line,) = words(paired_table(rows_of(collect([tmp_path]).main), [5])).values()
+    assert line["gain"].startswith(f"{100 * (answers['after'].mean() - answers['before'].mean()):+.1f} [")
+    assert line["runs"] == "1"
+
+
+def test_answers_that_contradict_the_accuracy_are_refused(tmp_path):
+    evaluation = make_evaluation("mt3", 0, MT3[0])
+    for entry in evaluation["corruptions"]:
+        entry["correct"] = {"after": "ff" * 13}
+    with pytest.raises(InputError, match="after: the accuracy is not that of the answers"):
+        collect([write(tmp_path / "a.json", evaluation)])
 
 
 def test_clean_accuracy_and_its_cost(folder):

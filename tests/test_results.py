@@ -29,8 +29,9 @@ def test_evaluations_are_known_by_their_content(tmp_path):
     assert {name: [e.seed for e in runs] for name, runs in results.main.items()} == {"mt3": [0], "baseline": [1, 2]}
     assert results.others == []
     assert results.ablations == {}
-    assert len(results.notes) == 1
-    assert "unknown.json is left out" in results.notes[0]
+    assert len(results.notes) == 2
+    assert "cut.json is left out: it is not a whole JSON file" in results.notes[0]
+    assert "unknown.json is left out" in results.notes[1]
     assert [e.seed for e in collect([tmp_path / "b" / "evaluation.json"]).main["baseline"]] == [2]
 
 
@@ -49,7 +50,8 @@ def test_evaluations_are_known_by_their_content(tmp_path):
 )
 def test_unlike_protocols_are_refused(tmp_path, change, words):
     a = write(tmp_path / "a.json", make_evaluation("baseline", 0, {"before": ROWS["before"]}))
-    b = write(tmp_path / "b.json", make_evaluation("baseline", 1, {"before": ROWS["before"]}, **change))
+    rows = {n: a for n, a in ROWS["before"].items() if n in change.get("corruptions", (n,))}
+    b = write(tmp_path / "b.json", make_evaluation("baseline", 1, {"before": rows}, **change))
     with pytest.raises(InputError) as refused:
         collect([tmp_path])
     assert words.format(a=a, b=b) in str(refused.value)
@@ -146,8 +148,38 @@ def test_what_is_no_evaluation_is_refused(tmp_path):
     del value["corruptions"][0]["before"]["accuracy"]
     with pytest.raises(InputError, match=r"a.json is not a whole evaluation \(KeyError\('accuracy'\)\)"):
         collect([write(tmp_path / "a.json", value)])
+    with pytest.raises(InputError, match=r"Found no evaluation in .* does not say which method"):
+        collect([write(tmp_path / "a.json", make_evaluation("mt3", 0, ROWS, method=None))])
+    (tmp_path / "cut.json").write_text("{")
+    with pytest.raises(InputError, match=r"cut.json is not whole"):
+        collect([tmp_path / "cut.json"])
     with pytest.raises(InputError, match=r"a.json: Unknown method 'mt4'"):
         collect([write(tmp_path / "a.json", make_evaluation("mt3", 0, ROWS, method="mt4"))])
+
+
+CONTROLLED = ROWS | {"clean_other": ROWS["before"], "same_corruption": ROWS["before"]}
+DAMAGE = {
+    "a control's accuracy": lambda v: v["corruptions"][0]["clean_other"].pop("accuracy"),
+    "a corruption": lambda v: v["corruptions"].pop(),
+    "its name": lambda v: v["corruptions"][0].update(name="frost"),
+    "the list": lambda v: v["protocol"].pop("severities"),
+    "an end of the gain": lambda v: v["gain"].update(low=None),
+    "the steps": lambda v: v["protocol"].update(steps="one"),
+    "the seed": lambda v: v["protocol"].update(train_seed=[0]),
+    "the versions": lambda v: v["protocol"].update(versions=["2.0"]),
+    "the method": lambda v: v["protocol"].update(method=["mt3"]),
+    "the answers": lambda v: [c.update(correct={"same_corruption": "zz"}) for c in v["corruptions"]],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_evaluation_is_one_sentence(tmp_path, damage):
+    value = make_evaluation("mt3", 0, CONTROLLED)
+    assert len(collect([write(tmp_path / "a.json", value)]).main["mt3"]) == 1
+    damage(value)
+    with pytest.raises(InputError, match=r"a\.json") as refused:
+        collect([write(tmp_path / "a.json", value)])
+    assert "\n" not in str(refused.value)
 
 
 def test_curves_are_means_over_each_epoch(tmp_path):

@@ -14,6 +14,7 @@ COMMANDS = [
     for line in (ROOT / "Makefile").read_text().splitlines()
     if line.startswith("\t$(BIN)/mt3 report")
 ]
+INTERVAL = re.compile(r"[+-]\d+\.\d+ \[[+-]\d+\.\d+, [+-]\d+\.\d+\]")
 NUMBER = re.compile(r"(?<![\w.])[+-]?\d+\.\d+(?![\w.]*\d)")
 
 
@@ -40,17 +41,37 @@ def test_the_page_is_what_the_command_writes(command, tmp_path, monkeypatch, cap
         assert written.read_text() == (ROOT / written).read_text(), f"{written}: run `make results`"
 
 
+def own_tables(page: str, told: str) -> str:
+    """The page without its words and without the paper's tables."""
+    assert page.startswith(told.strip())
+    return page.removeprefix(told.strip()).split("\n## The paper's results")[0]
+
+
 def test_numbers_in_the_words_are_numbers_of_the_tables():
-    """Accuracies and differences that the words quote stand in a table of one of the pages, as printed."""
-    tables = set()
-    for command in COMMANDS:
-        words = shlex.split(command)
-        told = (ROOT / value_of(words, "--words")).read_text().strip()
-        page = (ROOT / value_of(words, "--page")).read_text()
-        assert page.startswith(told)
-        tables |= set(NUMBER.findall(page.removeprefix(told)))
-    readme = (ROOT / "README.md").read_text().split("## Results on CIFAR-10\n")[1].split("\n## ")[0]
-    for told in (readme, *((ROOT / value_of(shlex.split(command), "--words")).read_text() for command in COMMANDS)):
-        told = re.sub(r"^```.*?^```|`[^`]*`", "", told, flags=re.DOTALL | re.MULTILINE)  # settings are not results
-        missing = [number for number in NUMBER.findall(told) if number not in tables]
-        assert not missing, f"{missing} are in no table"
+    """What the words quote stands in a table as it is printed there: numbers, and differences with their intervals."""
+    for words in map(shlex.split, COMMANDS):
+        told = (ROOT / value_of(words, "--words")).read_text()
+        tables = own_tables((ROOT / value_of(words, "--page")).read_text(), told)
+        readme = (ROOT / "README.md").read_text().split("## Results on CIFAR-10\n")[1].split("\n## ")[0]
+        for text in (told, readme):
+            plain = re.sub(r"^```.*?^```|`[^`]*`", "", text, flags=re.DOTALL | re.MULTILINE)  # settings are no results
+            plain = " ".join(plain.replace("learning rate 0.01", "").split())
+            intervals = INTERVAL.findall(plain)
+            assert intervals
+            missing = [i for i in intervals if i not in tables]
+            missing += [n for n in NUMBER.findall(INTERVAL.sub("", plain)) if n not in NUMBER.findall(tables)]
+            assert not missing, f"{missing} are in no table"
+
+
+def test_the_readmes_table_is_that_of_the_report():
+    section = (ROOT / "README.md").read_text().split("## Results on CIFAR-10\n")[1].split("\n## ")[0]
+    report = (ROOT / "RESULTS.md").read_text()
+    for label, before in (("JT, TTT", "JT (ours), TTT (ours)"), ("MT, MT3", "MT, MT3")):
+        (ours,) = re.findall(rf"\({label}\) \| (.+?) \| (.+?) \| (.+?) \|", section)
+        means = [
+            [cell.split(" ± ")[0].strip() for cell in line.split("|")[2:]]
+            for line in report.splitlines()
+            if line.startswith(f"| {before} ")
+        ]
+        gain, split = means[0], means[2]  # by their order on the page
+        assert ours == (gain[0], split[0], gain[2])

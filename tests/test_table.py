@@ -30,6 +30,7 @@ def test_markdown_has_aligned_columns():
         (Cell(76.24, 0.468), "76.2 ± 0.47"),
         (Cell(1.5, digits=3), "1.500"),
         (Cell(5.16, interval=(3.1, 7.26), signed=True), "+5.2 [+3.1, +7.3]"),
+        (Cell(1.3, interval=(0.02, 2.6), signed=True), "+1.3 [+0.02, +2.6]"),
         (Cell(-1.0, signed=True), "-1.0"),
         (Cell(7, digits=0), "7"),
         (Cell(0.03, digits=None), "0.03"),

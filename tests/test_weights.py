@@ -32,7 +32,7 @@ def evaluation() -> dict:
 
 def test_it_is_small_and_complete():
     folder = shipped_models()[NAME]
-    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "README.md"}
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "run.json", "README.md"}
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1.5e6
     assert tuple(mt3.load(NAME).classes) == CIFAR10_CLASSES
 
@@ -58,7 +58,10 @@ def test_the_card_states_the_accuracies():
         ("15 corruptions, severity 5", result["average"]),
     ):
         assert rows[label] == [f"{found['before']:.1f}", f"{found['after']:.1f}"]
-    assert f"{result['adaptation']['mean']:+.1f}" in card
+    gain = result["adaptation"]
+    assert "is {mean:+.1f} points, [{low:+.1f}, {high:+.1f}]".format(**gain) in card
+    joint = json.loads((ROOT / "results" / NAME / "jt/seed-0/evaluation.json").read_text())
+    assert f"{joint['average']['before']:.1f} % with the same seed" in card
 
 
 def test_real_images_give_the_answers_in_results(tmp_path):

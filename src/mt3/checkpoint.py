@@ -111,8 +111,11 @@ def shipped_models() -> dict[str, Path]:
 
 
 def find_model(path: str | Path) -> Path:
-    """The directory: the path itself, or where the package keeps a model of this name."""
-    return Path(path) if Path(path).is_dir() else shipped_models().get(str(path), Path(path))
+    """The directory: the path itself if there is a model or run, or where the package keeps a model of this name."""
+    own = Path(path)
+    if any((own / name).exists() for name in (*MODEL_FILES, RUN_FILE)):
+        return own
+    return shipped_models().get(str(path), own)
 
 
 def load(path: str | Path) -> MT3Model:

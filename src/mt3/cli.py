@@ -239,7 +239,7 @@ def _dataset_of_run(args: argparse.Namespace, optional: bool) -> "tuple[Dataset 
 
 
 def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.checkpoint import load
+    from mt3.checkpoint import find_model, load, shipped_models
     from mt3.evaluate import TestImages, evaluate
     from mt3.report import evaluation_summary
 
@@ -259,7 +259,12 @@ def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
     }
     if args.ablation is not None:
         about["ablation"] = args.ablation
-    if args.out is None and not Path(args.model).is_dir():
+    if dataset is not None and model.classes and tuple(model.classes) != dataset.classes:
+        raise InputError(
+            f"The model knows {name_list(model.classes[:3])} and so on, {dataset.name} has "
+            f"{name_list(dataset.classes[:3])} and so on; give the data that it was trained for."
+        )
+    if args.out is None and find_model(args.model) in shipped_models().values():
         raise InputError(f"{args.model} comes with the package, where no results go; give --out.")
     out = args.out or args.model / "evaluation.json"
     result = evaluate(

@@ -232,7 +232,8 @@ def paired_table(rows: Sequence[Row], severity: Sequence[int]) -> Table | None:
         differences.append(None if joint is None or joint is before else image_differences(after, joint, severity))
         if any(d is not None for d in differences):
             cells = [Cell(text="-") if d is None else _interval_cell(paired_interval(d)) for d in differences]
-            lines.append(Line(f"{before.title}, {after.title}", (*cells, Cell(len(after.runs), digits=0))))
+            kept = sum(run.hits("after", severity) is not None for run in after.runs)
+            lines.append(Line(f"{before.title}, {after.title}", (*cells, Cell(kept, digits=0))))
     if not lines:
         return None
     note = "Each image's answers are averaged over corruptions and the seeds that both have, then the interval is the "
@@ -267,11 +268,11 @@ def run_table(rows: Sequence[Row], severity: Sequence[int]) -> Table | None:
 
 
 def image_differences(one: Row, other: Row, severity: Sequence[int]) -> NDArray[np.float64] | None:
-    """One row minus another for each image (images,), averaged over the seeds that both have."""
+    """One row minus another for each image (images,), averaged over the seeds that both have and kept answers of."""
     a, b = ({run.seed: run.hits(row.key, severity) for run in row.runs} for row in (one, other))
     common = [(a[seed], b[seed]) for seed in a if seed in b]
     found = [x - y for x, y in common if x is not None and y is not None]
-    return np.mean(found, axis=0) if found and len(found) == len(common) else None
+    return np.mean(found, axis=0) if found else None
 
 
 def _interval_cell(gain: Mapping[str, float]) -> Cell:

@@ -47,6 +47,8 @@ def _convert(file: Image.Image) -> tuple[NDArray[np.uint8], list[str]]:
     image: Image.Image = ImageOps.exif_transpose(file)
     if image.mode.startswith("I") or image.mode == "F":  # more than 8 bits a value
         values = np.asarray(image, dtype=np.float64)
+        if not np.isfinite(values).all():
+            raise ValueError("some of its values are not numbers")
         high = values.max(initial=0.0)
         top = 65535.0 if image.mode != "F" or high > 255 else 255.0 if high > 1 else 1.0
         image = Image.fromarray((values.clip(0, top) * (255.0 / top)).astype(np.uint8))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mt3.adapt import Adapter
 from mt3.averages import averaged_logits
+from mt3.errors import InputError
 from mt3.model import MT3Model, as_float
 
 
@@ -46,6 +47,8 @@ def predict(
 
 def _answer(model: MT3Model, logits: Tensor) -> dict[str, Any]:
     probabilities = logits.softmax(0)
+    if not probabilities.isfinite().all():
+        raise InputError("The model's answer is not finite; lower --lr, or train it again.")
     index = int(probabilities.argmax())
     names = model.classes or [str(i) for i in range(model.num_classes)]
     return {"class": names[index], "index": index, "probability": probabilities[index].item()}

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from mt3.config import BOOKKEEPING, Config, config_to_dict, make_config
 from mt3.errors import InputError, name_list
 from mt3.files import METRICS_FILE, RUN_FILE, read_json
-from mt3.measure import unpack_correct
+from mt3.measure import GAINS, unpack_correct
 from mt3.method import Method, get_method
 from mt3.published import corruption_order
 
+CONTROLS = ("clean_other", "same_corruption")
 ANSWERED = ("average", "gate")  # what runs in one row must share besides
 LIKE = ("data", "split", "source", "corruptions", "severities", "images")  # what results in one table must share
 
@@ -126,7 +127,13 @@ def collect(paths: Sequence[Path], root: Path | None = None) -> Results:
     found = []
     files = _find(paths, "*.json")
     for path in files:
-        value = _read_evaluation(path)
+        try:
+            value = _read_evaluation(path)
+        except (OSError, ValueError) as error:
+            if path in paths:
+                raise InputError(f"{path} is not whole ({error}); evaluate again.") from None
+            notes.append(f"{_shown(path, root)} is left out: it is not a whole JSON file.")
+            continue
         if value is None:
             if path in paths:
                 raise InputError(f"{path} is not an evaluation; give files that `mt3 evaluate` wrote.")
@@ -136,7 +143,8 @@ def collect(paths: Sequence[Path], root: Path | None = None) -> Results:
             found.append(replace(_make_evaluation(path, value), path=_shown(path, root)))
     curves, curve_data = _find_curves(_find(paths, METRICS_FILE), notes)
     if not found and not curves:
-        raise InputError(f"Found no evaluation in {name_list(paths)}; `mt3 evaluate RUN` writes one.")
+        why = f" {' '.join(notes)}" if notes else ""
+        raise InputError(f"Found no evaluation in {name_list(paths)}; `mt3 evaluate RUN` writes one.{why}")
     labelled = _drop_repeated(_label_ablations(found), notes)
     main: dict[str, list[Evaluation]] = defaultdict(list)
     ablations: dict[Group, list[Evaluation]] = defaultdict(list)
@@ -213,10 +221,7 @@ def _find(paths: Sequence[Path], pattern: str) -> list[Path]:
 
 def _read_evaluation(path: Path) -> dict[str, Any] | None:
     """The file's content if it is an evaluation, known by its protocol."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    value = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(value, dict) or not isinstance(value.get("protocol"), dict) or "corruptions" not in value:
         return None
     return value
@@ -225,27 +230,45 @@ def _read_evaluation(path: Path) -> dict[str, Any] | None:
 def _make_evaluation(path: Path, value: dict[str, Any]) -> Evaluation:
     try:
         method = get_method(value["protocol"]["method"])
-    except InputError as error:
+    except (InputError, TypeError) as error:
         raise InputError(f"{path}: {error}") from None
     evaluation = Evaluation(path, value, method, str(value["protocol"].get("ablation") or ""))
-    try:  # everything that will be read
-        names = [row for row in ("before", "after", "view_average") if evaluation.has(row)]
-        for row in names:
-            for key in ("accuracy", "nll", "calibration_error"):
-                numbers = evaluation.numbers(row, evaluation.severities, key)
-                if not np.isfinite(numbers).all():
-                    raise ValueError(f"{key} that is not finite")
-            if value["clean"] is not None:
-                float(value["clean"][row]["accuracy"])
-            evaluation.hits(row, evaluation.severities)
-        if "after" in names:
-            evaluation.count("fixed", evaluation.severities)
-            evaluation.count("broken", evaluation.severities)
-        if "before" not in names:
-            raise KeyError("before")
+    try:
+        _check_whole(evaluation)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path} is not a whole evaluation ({error!r}); evaluate again.") from None
     return replace(evaluation, settings=_training_settings(path.parent, value["protocol"]))
+
+
+def _check_whole(evaluation: Evaluation) -> None:
+    """Raise where something that will be read is missing, of another kind, or contradicts the rest."""
+    result, protocol = evaluation.result, evaluation.protocol
+    there = {(c["name"], c["severity"]) for c in result["corruptions"]}
+    if there != {(n, s) for n in protocol["corruptions"] for s in protocol["severities"]}:
+        raise ValueError("its corruptions are not those of its protocol")
+    for key in ("images", "steps", "views", "lr", "clip", "train_seed", "seed"):
+        if not isinstance(protocol.get(key), int | float | None):
+            raise TypeError(f"{key} that is not a number")
+    if not isinstance(protocol.get("versions"), dict | None):
+        raise TypeError("versions that are not named")
+    rows = [row for row in ("before", "after", "view_average", *CONTROLS) if evaluation.has(row)]
+    if "before" not in rows:
+        raise KeyError("before")
+    for row in rows:
+        for key in ("accuracy", "nll", "calibration_error"):
+            if not np.isfinite(evaluation.numbers(row, evaluation.severities, key)).all():
+                raise ValueError(f"{key} that is not finite")
+        if result["clean"] is not None and row not in CONTROLS:
+            float(result["clean"][row]["accuracy"])
+        hits = evaluation.hits(row, evaluation.severities)
+        if hits is not None and abs(hits.mean() - evaluation.average(row, evaluation.severities)) > 1e-6:
+            raise ValueError(f"{row}: the accuracy is not that of the answers")
+    if "after" in rows:
+        evaluation.count("fixed", evaluation.severities)
+        evaluation.count("broken", evaluation.severities)
+    for name in GAINS:
+        if name in result and not all(np.isfinite(float(result[name][key])) for key in ("mean", "low", "high")):
+            raise ValueError(f"{name} that is not finite")
 
 
 def _training_settings(folder: Path, protocol: dict[str, Any]) -> dict[str, Any] | None:

@@ -45,15 +45,20 @@ class Cell:
         if self.std is not None:
             text += f" ± {self.std:.{(self.digits or 0) + 1}f}"
         if self.interval is not None:
-            text += " [{}, {}]".format(*map(self._round, self.interval))
+            text += " [{}, {}]".format(*map(self._end, self.interval))
         return text
 
     def rounded(self) -> float | None:
         """The value that is printed."""
         return None if self.value is None else float(self._round(self.value))
 
-    def _round(self, value: float) -> str:
-        return f"{value:{'+' if self.signed else ''}{'g' if self.digits is None else f'.{self.digits}f'}}"
+    def _end(self, value: float) -> str:
+        """An interval's end; where its sign decides and rounding would hide it, with a digit more."""
+        text = self._round(value)
+        return self._round(value, 1) if float(text) == 0 and self.digits is not None else text
+
+    def _round(self, value: float, more: int = 0) -> str:
+        return f"{value:{'+' if self.signed else ''}{'g' if self.digits is None else f'.{self.digits + more}f'}}"
 
 
 @dataclass(frozen=True)
