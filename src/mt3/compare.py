@@ -12,12 +12,11 @@ from mt3.errors import name_list
 from mt3.measure import GAINS, mean_interval, paired_interval
 from mt3.method import METHODS
 from mt3.published import AVERAGE, OVERLAPPING, published_table
-from mt3.results import Evaluation
+from mt3.results import CONTROLS, Evaluation
 from mt3.table import OVERLAP_MARK, Cell, Line, Table, mark_best
 
 AVERAGE_APART = f"average without {OVERLAP_MARK}"
 BASELINES = ("Baseline (ours)", "Baseline (Sun et al.)")  # the first that is there is the reference
-CONTROLS = {"clean_other": "unrelated image", "same_corruption": "same corruption"}
 PARTS = ("offset", "distribution", "instance", "adaptation", "gain")
 ALL_SEVERITIES = [1, 2, 3, 4, 5]
 READING = (
@@ -177,7 +176,7 @@ def gain_tables(rows: Sequence[Row], severity: Sequence[int]) -> tuple[Table | N
     pairs = pairs_of(rows)
     if not pairs:
         return None, None
-    joint = next((row for row in rows if row.title == METHODS["jt"].before), None)
+    joint = _joint(rows)
     lines, parts = [], []
 
     def average(run: Evaluation, key: str) -> float:
@@ -224,15 +223,13 @@ def gain_tables(rows: Sequence[Row], severity: Sequence[int]) -> tuple[Table | N
 
 def paired_table(rows: Sequence[Row], severity: Sequence[int]) -> Table | None:
     """The differences image by image, over the seeds that both sides have; None where no answers were kept."""
-    joint = next((row for row in rows if row.title == METHODS["jt"].before), None)
+    joint = _joint(rows)
     lines = []
     for before, after in pairs_of(rows):
-        sides = [(after, Row("", after.runs, GAINS[name][1])) for name in ("gain", "adaptation")]
-        differences = [image_differences(one, other, severity) for one, other in sides]
-        differences.append(None if joint is None or joint is before else image_differences(after, joint, severity))
-        if any(d is not None for d in differences):
-            cells = [Cell(text="-") if d is None else _interval_cell(paired_interval(d)) for d in differences]
-            kept = sum(run.hits("after", severity) is not None for run in after.runs)
+        kept = sum(run.hits("after", severity) is not None for run in after.runs)
+        if kept:
+            others = [*(Row("", after.runs, GAINS[name][1]) for name in ("gain", "adaptation")), joint]
+            cells = [_paired_cell(after, None if other is before else other, severity) for other in others]
             lines.append(Line(f"{before.title}, {after.title}", (*cells, Cell(kept, digits=0))))
     if not lines:
         return None
@@ -247,7 +244,7 @@ def paired_table(rows: Sequence[Row], severity: Sequence[int]) -> Table | None:
 def run_table(rows: Sequence[Row], severity: Sequence[int]) -> Table | None:
     """Every run that adapts, seed by seed; None where no training has several."""
     pairs = pairs_of(rows)
-    joint = next((row for row in rows if row.title == METHODS["jt"].before), None)
+    joint = _joint(rows)
     if all(len(after.runs) == 1 for _, after in pairs):
         return None
     lines = []
@@ -257,25 +254,29 @@ def run_table(rows: Sequence[Row], severity: Sequence[int]) -> Table | None:
                 Cell(run.average(key, severity)) if run.has(key) else Cell(text="-")
                 for key in ("before", *CONTROLS, "after")
             ]
-            one = Row("", [run], "after")
-            sides = [Row("", [run], GAINS["adaptation"][1]), None if joint is None or joint is before else joint]
-            found = [None if other is None else image_differences(one, other, severity) for other in sides]
-            cells = [Cell(text="-") if d is None else _interval_cell(paired_interval(d)) for d in found]
+            others = (Row("", [run], GAINS["adaptation"][1]), None if joint is before else joint)
+            cells = [_paired_cell(Row("", [run], "after"), other, severity) for other in others]
             lines.append(Line(f"{before.title}, {after.title}, seed {run.seed}", (*accuracies, *cells)))
     columns = ("before", *CONTROLS.values(), "after", "adaptation", f"after - {METHODS['jt'].before}")
     note = f"The last difference is from {METHODS['jt'].before} of the same seed. Intervals are paired over images."
     return Table("runs", f"Run by run, in %, severity {severity[0]}", "run", columns, tuple(lines), note)
 
 
-def image_differences(one: Row, other: Row, severity: Sequence[int]) -> NDArray[np.float64] | None:
-    """One row minus another for each image (images,), averaged over the seeds that both have and kept answers of."""
-    a, b = ({run.seed: run.hits(row.key, severity) for run in row.runs} for row in (one, other))
+def _joint(rows: Sequence[Row]) -> Row | None:
+    """MT3's fair rival, if it is there."""
+    return next((row for row in rows if row.title == METHODS["jt"].before), None)
+
+
+def _paired_cell(one: Row, other: Row | None, severity: Sequence[int]) -> Cell:
+    """One row minus another, image by image, over the seeds that both have and kept answers of."""
+    a, b = ({run.seed: run.hits(row.key, severity) for run in row.runs} if row else {} for row in (one, other))
     common = [(a[seed], b[seed]) for seed in a if seed in b]
     found = [x - y for x, y in common if x is not None and y is not None]
-    return np.mean(found, axis=0) if found else None
+    return interval_cell(paired_interval(np.mean(found, axis=0))) if found else Cell(text="-")
 
 
-def _interval_cell(gain: Mapping[str, float]) -> Cell:
+def interval_cell(gain: Mapping[str, float]) -> Cell:
+    """A difference in points with its 95 % interval."""
     return Cell(gain["mean"], interval=(gain["low"], gain["high"]), signed=True)
 
 

@@ -18,6 +18,7 @@ from mt3.compare import (
     columns_of,
     component_table,
     gain_tables,
+    interval_cell,
     paired_table,
     published_columns,
     published_tables,
@@ -45,7 +46,7 @@ ROW_TITLES = {
 
 def interval(gain: dict[str, float]) -> str:
     """`+5.2 [+3.1, +7.3]`: a paired difference in points with its 95 % interval."""
-    return Cell(gain["mean"], interval=(gain["low"], gain["high"]), signed=True).words()
+    return interval_cell(gain).words()
 
 
 def result_table(columns: dict[str, tuple[dict[str, Any], str]]) -> str:

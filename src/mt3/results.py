@@ -17,7 +17,7 @@ from mt3.measure import GAINS, unpack_correct
 from mt3.method import Method, get_method
 from mt3.published import corruption_order
 
-CONTROLS = ("clean_other", "same_corruption")
+CONTROLS = {"clean_other": "unrelated image", "same_corruption": "same corruption"}  # adapted on another image
 ANSWERED = ("average", "gate")  # what runs in one row must share besides
 LIKE = ("data", "split", "source", "corruptions", "severities", "images")  # what results in one table must share
 
