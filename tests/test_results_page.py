@@ -22,8 +22,9 @@ def value_of(command: list[str], option: str) -> Path:
     return Path(command[command.index(option) + 1])
 
 
-def test_make_results_writes_the_page():
-    assert [value_of(shlex.split(command), "--page").as_posix() for command in COMMANDS] == ["RESULTS.md"]
+def test_make_results_writes_the_pages():
+    pages = ["RESULTS.md"]
+    assert [value_of(shlex.split(command), "--page").as_posix() for command in COMMANDS] == pages
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -49,18 +50,19 @@ def own_tables(page: str, told: str) -> str:
 
 def test_numbers_in_the_words_are_numbers_of_the_tables():
     """What the words quote stands in a table as it is printed there: numbers, and differences with their intervals."""
-    for words in map(shlex.split, COMMANDS):
-        told = (ROOT / value_of(words, "--words")).read_text()
-        tables = own_tables((ROOT / value_of(words, "--page")).read_text(), told)
-        readme = (ROOT / "README.md").read_text().split("## Results on CIFAR-10\n")[1].split("\n## ")[0]
-        for text in (told, readme):
-            plain = re.sub(r"^```.*?^```|`[^`]*`", "", text, flags=re.DOTALL | re.MULTILINE)  # settings are no results
-            plain = " ".join(plain.replace("learning rate 0.01", "").split())
-            intervals = INTERVAL.findall(plain)
-            assert intervals
-            missing = [i for i in intervals if i not in tables]
-            missing += [n for n in NUMBER.findall(INTERVAL.sub("", plain)) if n not in NUMBER.findall(tables)]
-            assert not missing, f"{missing} are in no table"
+    commands = [shlex.split(command) for command in COMMANDS]
+    texts = [(ROOT / value_of(words, "--words")).read_text() for words in commands]
+    pages = [(ROOT / value_of(words, "--page")).read_text() for words in commands]
+    tables = "\n".join(own_tables(page, told) for page, told in zip(pages, texts, strict=True))
+    texts.append((ROOT / "README.md").read_text().split("## Results on CIFAR-10\n")[1].split("\n## ")[0])
+    for text in texts:
+        plain = re.sub(r"^```.*?^```|`[^`]*`", "", text, flags=re.DOTALL | re.MULTILINE)  # settings are no results
+        plain = " ".join(plain.replace("learning rate 0.01", "").split())
+        intervals, numbers = INTERVAL.findall(plain), NUMBER.findall(INTERVAL.sub("", plain))
+        assert numbers
+        missing = [i for i in intervals if i not in tables]
+        missing += [n for n in numbers if n not in NUMBER.findall(tables)]
+        assert not missing, f"{missing} are in no table"
 
 
 def test_the_readmes_table_is_that_of_the_report():

@@ -92,8 +92,8 @@ def epoch_table(paths: Sequence[Path]) -> Table | None:
     columns = ("here", "authors, lowest", "authors, highest", "lowest - range", "highest + range", "runs")
     note = (
         "Means over the logged steps of an epoch, and over runs; of the authors' three runs the range, and that range "
+        "widened by its own width on either side."
     )
-    note += "widened by its own width on either side."
     return Table("epochs", "Training of MT3 beside the authors'", "mean over", columns, tuple(lines), note)
 
 
