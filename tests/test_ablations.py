@@ -16,8 +16,10 @@ from mt3.checkpoint import load_checkpoint, tensors_hash
 from mt3.config import Config, make_config
 from mt3.data import Dataset, load_digits
 from mt3.errors import InputError
+from mt3.losses import Task, draw_task, meta_loss
 from mt3.selfsup import Views
-from mt3.train import State, Task, apply_gradient, draw_task, gradient_of_step, make_state, meta_loss, train
+from mt3.state import State, make_state
+from mt3.train import apply_gradient, gradient_of_step, train
 
 GROUPS = 2
 # written out by hand: the network of 8 layers has one block in each stage

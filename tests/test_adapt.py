@@ -13,8 +13,9 @@ import reference
 from mt3.adapt import Adapter, clip_gradients, forward, inner_loop, inner_step, stack_size
 from mt3.averages import image_generator
 from mt3.config import make_config
+from mt3.losses import Task, meta_loss
 from mt3.selfsup import Views, draw_copies
-from mt3.train import State, Task, meta_loss
+from mt3.state import State
 
 GROUPS = 2
 

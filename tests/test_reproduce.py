@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import mt3.reproduce
-import mt3.train
 from mt3.cli import main
 from mt3.clock import time_step
 from mt3.config import make_config
@@ -23,9 +21,10 @@ from mt3.corruptions.write import write_corrupted
 from mt3.data import Dataset, load_digits, open_corrupted
 from mt3.errors import InputError
 from mt3.evaluate import TestImages
+from mt3.plan import Part, Study, paper_methods, plan_tests, plan_text, plan_trainings
 from mt3.progress import duration
 from mt3.published import published_table
-from mt3.reproduce import Part, Study, paper_methods, plan_text, reproduce
+from mt3.reproduce import reproduce
 from mt3.results import collect
 
 SMALL = ["--depth", "8", "--width", "4", "--hidden", "8", "--projection", "6", "--checkpoint-every", "1"]
@@ -425,13 +424,13 @@ def test_a_slow_step_is_taken_once(digits, monkeypatch):
 
 def test_the_same_ablation_twice_is_one(tmp_path, digits):
     study = Study(tmp_path, TestImages(digits), "demo", ["mt3"], 1, ["fog"], [5], ablations=["steps", "views"])
-    (training,) = mt3.reproduce.plan_trainings(study)
-    _, sweeps = mt3.reproduce.plan_tests(study, training)
+    (training,) = plan_trainings(study)
+    _, sweeps = plan_tests(study, training)
     files = [t.file.name for tests in sweeps.values() for t in tests]
     assert len(files) == len(set(files)) == 1 + 5 + 6
     assert [t.setting for t in sweeps["steps"]] == [{}, *({"steps": s} for s in (0, 2, 3, 5, 10))]
     with pytest.raises(InputError, match="mt3 is trained as the ablation"):
-        mt3.reproduce.plan_trainings(
+        plan_trainings(
             Study(
                 tmp_path, TestImages(digits), "demo", [], 1, [], [], ablations=["no-b"], overrides={"batch_aug": False}
             )

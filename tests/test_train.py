@@ -16,19 +16,10 @@ from mt3.checkpoint import load, load_checkpoint, read_run, save_checkpoint, ten
 from mt3.config import Config, make_config
 from mt3.data import Dataset, load_digits
 from mt3.errors import InputError
+from mt3.losses import draw_step_task, draw_task, joint_loss, meta_loss
 from mt3.method import METHODS
-from mt3.train import (
-    apply_gradient,
-    draw_step_task,
-    draw_task,
-    ema_momentum,
-    gradient_of_step,
-    joint_loss,
-    lr_factor,
-    make_state,
-    train,
-    warm_start,
-)
+from mt3.state import make_state, warm_start
+from mt3.train import apply_gradient, ema_momentum, gradient_of_step, lr_factor, train
 
 SMALL = {"depth": 8, "width": 4, "groups": 2, "hidden": 8, "projection": 6, "log_every": 1, "epochs": 50}
 
@@ -199,7 +190,6 @@ def test_gradient_of_a_step_is_the_mean_over_its_tasks(digits):
     state = make_state(config, digits, torch.device("cpu"))
     gradient_of_step(state, images, labels, config, 5, 40, log=False)
     together = {n: p.grad.clone() for n, p in state.model.named_parameters() if p.grad is not None}
-    from mt3.train import meta_loss
 
     single = []
     for number in range(config.tasks):

@@ -414,7 +414,8 @@ def _reproduce(args: argparse.Namespace, extra: Sequence[str]) -> None:
     ablations = resolve_ablations(args.ablations or [])
     from mt3.data import load_dataset
     from mt3.evaluate import TestImages
-    from mt3.reproduce import Study, paper_methods, reproduce
+    from mt3.plan import Study, paper_methods
+    from mt3.reproduce import reproduce
 
     for method in methods or paper_methods(args.data):
         make_config(method, args.data, preset, overrides=overrides)  # what is wrong with it is said before all else

@@ -14,7 +14,8 @@ from mt3.config import Config
 from mt3.data import Dataset
 from mt3.evaluate import PIECE
 from mt3.runs import images_per_task
-from mt3.train import apply_gradient, build_model, gradient_of_step, make_state
+from mt3.state import build_model, make_state
+from mt3.train import apply_gradient, gradient_of_step
 
 TIMED = 0.5  # seconds for which steps of a training, or images, are timed
 SLOW = 3.0  # seconds; a first step, which also warms up, that takes longer is not repeated

@@ -15,8 +15,10 @@ from mt3.bench.timing import OURS, compared, ratio
 from mt3.bench.words import comparison_words, spread_cell
 from mt3.config import Config, make_config
 from mt3.data import Dataset
+from mt3.losses import draw_step_task
 from mt3.model import MT3Model
-from mt3.train import State, draw_step_task, gradient_of_step, make_state
+from mt3.state import State, make_state
+from mt3.train import gradient_of_step
 
 CLASSES = 10
 INPUT = "input"

@@ -19,9 +19,10 @@ from torch.func import functional_call
 from mt3.adapt import Params, inner_loop, inner_step
 from mt3.config import Config
 from mt3.layers import Conv2d, GroupNorm, Linear
+from mt3.losses import Task, meta_loss
 from mt3.model import MT3Model, Outputs, as_float
 from mt3.selfsup import Views, byol_loss
-from mt3.train import State, Task, meta_loss
+from mt3.state import State
 
 EXTRA = "pip install -c constraints.txt '.[bench]'"
 
