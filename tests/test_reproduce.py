@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import mt3
 from mt3.cli import main
 from mt3.clock import time_step
 from mt3.config import make_config
