@@ -1,5 +1,6 @@
 """Reports: averages and deviations worked out by hand, the files, and the figures."""
 
+import copy
 import csv
 import math
 import re
@@ -18,7 +19,7 @@ from mt3.config import config_to_dict, make_config
 from mt3.curves import authors_curve
 from mt3.errors import InputError
 from mt3.figures import COLOURS, draw_corruptions, draw_examples
-from mt3.measure import pack_correct
+from mt3.measure import fixed_and_broken, gains, pack_correct
 from mt3.method import ROWS
 from mt3.report import evaluation_summary, interval, report_sections, result_table, write_report
 from mt3.results import collect
@@ -238,7 +239,9 @@ def keep_answers(evaluation: dict, answers: dict[str, np.ndarray]) -> dict:
         entry["correct"] = {row: pack_correct(a[number]) for row, a in answers.items()}
         for row, a in answers.items():
             entry[row]["accuracy"] = 100 * a[number].mean()
-    return evaluation
+        entry |= fixed_and_broken(answers["after"][number], answers["before"][number])
+    evaluation["average"] |= {row: 100 * a.mean() for row, a in answers.items()}
+    return evaluation | gains(answers)
 
 
 def test_differences_paired_over_images(tmp_path):
@@ -294,11 +297,26 @@ def test_a_run_without_kept_answers_is_left_out_of_what_is_paired(tmp_path):
 
 
 def test_answers_that_contradict_the_accuracy_are_refused(tmp_path):
-    evaluation = make_evaluation("mt3", 0, MT3[0])
-    for entry in evaluation["corruptions"]:
-        entry["correct"] = {"after": "ff" * 13}
-    with pytest.raises(InputError, match="after: the accuracy is not that of the answers"):
-        collect([write(tmp_path / "a.json", evaluation)])
+    answers = {row: np.random.default_rng(0).random((3, 100)) < 0.5 for row in ("before", "after")}
+    whole = keep_answers(make_evaluation("mt3", 0, MT3[0], {"before": 50.0, "after": 60.0}), answers)
+    whole["clean"]["correct"] = {"before": "f" * 12 + "c" + "0" * 13}  # 50 of 100
+    collect([write(tmp_path / "a.json", whole)])
+
+    def shift(value: dict) -> None:  # the mean over corruptions stays
+        value["corruptions"][0]["before"]["accuracy"] += 1
+        value["corruptions"][1]["before"]["accuracy"] -= 1
+
+    for spoil, message in (
+        (shift, "gaussian_noise, before: the accuracy is not that of the answers"),
+        (lambda v: v["average"].update(after=99.0), "average, after: the accuracy is not that of the answers"),
+        (lambda v: v["gain"].update(high=99.0), "average: the gain is not that of the answers"),
+        (lambda v: v["corruptions"][2].update(fixed=9999), "what was fixed is not that of the answers"),
+        (lambda v: v["clean"]["before"].update(accuracy=99.0), "clean images, before: the accuracy is not that"),
+    ):
+        damaged = copy.deepcopy(whole)
+        spoil(damaged)
+        with pytest.raises(InputError, match=message):
+            collect([write(tmp_path / "a.json", damaged)])
 
 
 def test_clean_accuracy_and_its_cost(folder):

@@ -1,6 +1,6 @@
 """Runs compared: the tables over methods and seeds, and the paper's own. Needs no torch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ READING = (
 STATISTICS = f"Mean ± sample standard deviation over runs. {READING}"
 INTERVALS = (
     "Differences are of the averages over corruptions, in points, with a 95 % interval: Student's t over the runs' own "
-    "differences; for a single run, the paired normal interval over its images, as its evaluation has it."
+    "differences; where there is one run or one seed in common, the paired normal interval over its images."
 )
 
 
@@ -160,15 +160,22 @@ def gain_cell(runs: Sequence[Evaluation], name: str, severity: Sequence[int]) ->
     return Cell(float(np.mean(values)), interval=ends, signed=True)
 
 
-def difference_cell(one: Row | None, other: Row | None, value: Callable[[Evaluation, str], float]) -> Cell:
-    """One row minus another: over the seeds that both have, else of the means and without an interval."""
+def difference_cell(one: Row | None, other: Row | None, severities: Sequence[int]) -> Cell:
+    """One row's average minus another's over the seeds that both have, else of the means and without an interval.
+
+    Without severities it is of the clean images. For one seed the interval is over images, if their answers were kept.
+    """
     if one is None or other is None:
         return Cell(text="-")
-    a, b = ({run.seed: value(run, row.key) for run in row.runs} for row in (one, other))
+    a, b = ({run.seed: run.average(row.key, severities) for run in row.runs} for row in (one, other))
     common = [a[seed] - b[seed] for seed in a if seed in b]
-    if common:
-        return Cell(float(np.mean(common)), interval=mean_interval(common), signed=True)
-    return Cell(float(np.mean(list(a.values())) - np.mean(list(b.values()))), signed=True)
+    if not common:
+        return Cell(float(np.mean(list(a.values())) - np.mean(list(b.values()))), signed=True)
+    if len(common) == 1:
+        paired = _paired_cell(one, other, severities)
+        if paired.value is not None:
+            return paired
+    return Cell(float(np.mean(common)), interval=mean_interval(common), signed=True)
 
 
 def gain_tables(rows: Sequence[Row], severity: Sequence[int]) -> tuple[Table | None, Table | None]:
@@ -178,15 +185,11 @@ def gain_tables(rows: Sequence[Row], severity: Sequence[int]) -> tuple[Table | N
         return None, None
     joint = _joint(rows)
     lines, parts = [], []
-
-    def average(run: Evaluation, key: str) -> float:
-        return run.average(key, severity)
-
     for before, after in pairs:
         label = f"{before.title}, {after.title}"
         views = [run.average("view_average", severity) for run in before.runs if run.has("view_average")]
         counts = [sum(run.count(key, severity) for run in after.runs) for key in ("fixed", "broken")]
-        against = Cell(text="-") if joint is before else difference_cell(after, joint, average)
+        against = Cell(text="-") if joint is before else difference_cell(after, joint, severity)
         cells = [
             over_runs(before.averages(severity)),
             over_runs(views) if views else Cell(text="-"),
@@ -216,7 +219,8 @@ def gain_tables(rows: Sequence[Row], severity: Sequence[int]) -> tuple[Table | N
         return table, None
     note = f"{INTERVALS} Offset: adapted on an unrelated clean image, minus before. Distribution: on another image "
     note += "with the same corruption, minus that. Instance: on the image itself, minus that. Adaptation is the sum of "
-    note += "the last two, after minus unrelated image: what the image seen brings. An offset is the same step for all."
+    note += "the last two, after minus unrelated image: what the image seen brings. "
+    note += "An offset is what a step on any image does."
     names = (*CONTROLS.values(), *PARTS, "runs")
     return table, Table("split", "Controls in %, and the gain in points", "training", names, tuple(parts), note)
 
@@ -267,6 +271,11 @@ def _joint(rows: Sequence[Row]) -> Row | None:
     return next((row for row in rows if row.title == METHODS["jt"].before), None)
 
 
+def _reference(rows: Sequence[Row]) -> Row | None:
+    """The baseline that others are measured by, if one is there."""
+    return next((row for title in BASELINES for row in rows if row.title == title), None)
+
+
 def _paired_cell(one: Row, other: Row | None, severity: Sequence[int]) -> Cell:
     """One row minus another, image by image, over the seeds that both have and kept answers of."""
     a, b = ({run.seed: run.hits(row.key, severity) for run in row.runs} if row else {} for row in (one, other))
@@ -286,7 +295,7 @@ def corruption_errors(rows: Sequence[Row]) -> tuple[dict[str, Cell] | None, str]
     Hendrycks and Dietterich (2019): for each corruption the sum of errors over severities, divided by the baseline's
     sum; then the mean over corruptions. The baseline's errors are the mean of its runs.
     """
-    reference = next((row for title in BASELINES for row in rows if row.title == title), None)
+    reference = _reference(rows)
     if reference is None:
         return None, "mCE cannot be had: it is relative to a baseline, and none was evaluated."
     severities = reference.runs[0].severities
@@ -342,31 +351,28 @@ def calibration_table(rows: Sequence[Row], severity: Sequence[int]) -> Table:
 
 def clean_table(rows: Sequence[Row]) -> Table | None:
     """What training and adapting cost on clean images."""
-
-    def clean(run: Evaluation, key: str) -> float:
-        return float(run.result["clean"][key]["accuracy"])
-
     rows = [row for row in rows if all(run.result["clean"] is not None for run in row.runs)]
     if not rows:
         return None
-    base = next((row for title in BASELINES for row in rows if row.title == title), None)
+    base, joint = _reference(rows), _joint(rows)
     befores = {id(after): before for before, after in pairs_of(rows)}
     lines = []
     for row in rows:
         before = befores.get(id(row))
         cells = (
-            over_runs([clean(run, row.key) for run in row.runs]),
-            difference_cell(row, before, clean),
-            Cell(text="-") if row is base else difference_cell(row, base, clean),
+            over_runs(row.averages([])),
+            difference_cell(row, before, []),
+            *(Cell(text="-") if row is other else difference_cell(row, other, []) for other in (base, joint)),
             Cell(len(row.runs), digits=0),
         )
         lines.append(Line(row.title, cells))
     against = f"minus {base.title}" if base else "minus a baseline"
-    note = "Mean ± sample standard deviation over runs. Differences are over the seeds that both have, with a 95 % "
-    note += "interval by Student's t over these if there are several; without common seeds they are of the means."
+    note = "Mean ± sample standard deviation over runs. Differences are over the seeds that both have, which may be "
+    note += "fewer than a row has runs, with a 95 % interval: Student's t over these, or over images if there is one "
+    note += "such seed; without common seeds they are of the means."
     if base is None:
         note += " No baseline was evaluated on clean images."
-    columns = ("clean accuracy", "minus before adapting", against, "runs")
+    columns = ("clean accuracy", "minus before adapting", against, f"minus {METHODS['jt'].before}", "runs")
     return Table("clean", "Accuracy in % on clean images", "method", columns, tuple(lines), note)
 
 

@@ -80,9 +80,14 @@ def _drawing(*paths: Path, width: float, height: float, columns: int = 1) -> Ite
             pyplot.close(figure)
 
 
+def bar_rows(columns: Mapping[str, Mapping[str, Cell]]) -> list[str]:
+    """Those of the paper's figure; without any of them, all."""
+    return [row for row in columns if row in BAR_ROWS] or list(columns)
+
+
 def draw_bars(paths: Sequence[Path], columns: Mapping[str, Mapping[str, Cell]], names: Sequence[str]) -> None:
     """Accuracy per corruption and on average, a bar for each method, with standard deviations over runs."""
-    rows = [row for row in columns if row in BAR_ROWS] or list(columns)
+    rows = bar_rows(columns)
     where = np.arange(len(names), dtype=float)
     where[-1] += 0.4  # the average stands apart
     width = 0.84 / len(rows)
@@ -140,7 +145,8 @@ def draw_convergence(paths: Sequence[Path], curve: Curve | None, published: Curv
             near = published.epochs <= curve.epochs[-1]
             for row, values in (("MT", published.before), ("MT3", published.after)):
                 axes[0].plot(published.epochs[near], values.mean(0)[near], "--", color=COLOURS[row], linewidth=1.0)
-            axes[0].plot([], [], "--", color="#555555", linewidth=1.0, label="the authors' mean")
+            if near.any():
+                axes[0].plot([], [], "--", color="#555555", linewidth=1.0, label="the authors' mean")
         axes[0].set_ylabel("training accuracy in %")
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))

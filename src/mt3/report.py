@@ -28,7 +28,7 @@ from mt3.compare import (
 )
 from mt3.curves import MIN_EPOCHS, authors_curve, epoch_table, read_curves
 from mt3.errors import InputError, name_list
-from mt3.figures import FORMATS, Figure, draw_bars, draw_convergence, import_pyplot
+from mt3.figures import FORMATS, Figure, bar_rows, draw_bars, draw_convergence, import_pyplot
 from mt3.files import write_text
 from mt3.published import AVERAGE, published_table
 from mt3.results import Evaluation, Results, collect, describe_source
@@ -208,6 +208,9 @@ def _accuracy_section(rows: Sequence[Row], severity: Sequence[int], published: b
     table = accuracy_table("accuracy", title, columns, names, runs, note, beside)
     draw = partial(draw_bars, columns=columns, names=[*names, AVERAGE])
     caption = f"{title}: means, with standard deviations over runs where there are several."
+    rest = [row for row in columns if row not in bar_rows(columns)]
+    if rest:
+        caption += f" Rows as in the paper's figure; {name_list(rest)} are in the table."
     return Section("Accuracy under corruption", [table, Figure("bars", caption, draw)])
 
 
@@ -217,6 +220,8 @@ def _published_note(protocol: dict[str, Any], names: Sequence[str], beside: Colu
             return f"The paper has no numbers for {protocol.get('data')}."
         return f"The paper's numbers are for severity {paper.SEVERITY}, so none stand here."
     text = "In brackets the paper's number: 3 runs, 10,000 images of the published -C data."
+    if any("Sun" in row for row in beside):
+        text += " Those of Sun et al. it quotes, without runs."
     if not set(names) <= set(paper.corruption_order()):
         text += " It has no average over these corruptions."
     elif len(names) < len(paper.corruption_order()):
@@ -228,7 +233,8 @@ def _convergence_section(results: Results, published: bool) -> list[Section]:
     curve = read_curves(results.curves)
     if curve is None and not published:
         return []
-    overlay = results.curve_data == "cifar10"
+    settings = results.curve_settings or {}
+    overlay = settings.get("data") == "cifar10"
     draw = partial(draw_convergence, curve=curve, published=authors_curve(), overlay=overlay)
     caption = "Training accuracy of MT3 before and after the inner step: mean and standard deviation over runs"
     if curve is None:
@@ -236,6 +242,8 @@ def _convergence_section(results: Results, published: bool) -> list[Section]:
     else:
         points = "per epoch" if curve.epochs[-1] >= MIN_EPOCHS else "in twentieths of the training"
         caption += f", {points}; beside it the authors' three runs."
+        if settings.get("warm_method"):
+            caption += f" Epochs count from the end of the {settings['warm_method']} that came first."
     table = epoch_table(results.curves) if overlay else None
     figure = Figure("convergence", caption, draw)
     return [Section("Convergence", [figure] if table is None else [table, figure])]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mt3.config import BOOKKEEPING, Config, config_to_dict, make_config
 from mt3.errors import InputError, name_list
 from mt3.files import METRICS_FILE, RUN_FILE, read_json
-from mt3.measure import GAINS, unpack_correct
+from mt3.measure import GAINS, fixed_and_broken, gains, unpack_correct
 from mt3.method import Method, get_method
 from mt3.published import corruption_order
 
@@ -86,16 +86,26 @@ class Evaluation:
         return np.array([[float(found[n, s][row][key]) for s in severities] for n in self.corruptions])
 
     def average(self, row: str, severities: Sequence[int], key: str = "accuracy") -> float:
+        """Over corruptions and severities; without severities, of the clean images."""
+        if not severities:
+            return float(self.result["clean"][row][key])
         return float(self.numbers(row, severities, key).mean())
 
     def hits(self, row: str, severities: Sequence[int]) -> NDArray[np.float64] | None:
-        """Of each image, the share of corruptions under which it was right, in percent; None in older files."""
+        """Of each image, the share of corruptions under which it was right, in percent; None in older files.
+
+        Without severities, of the clean images.
+        """
         entries = [c for c in self.result["corruptions"] if c["severity"] in severities]
+        entries = entries if severities else [self.result["clean"]]
         if not entries or not all(row in c.get("correct", {}) for c in entries):
             return None
+        return np.asarray(100 * np.array([self.answers(c)[row] for c in entries]).mean(0))
+
+    def answers(self, entry: dict[str, Any]) -> dict[str, NDArray[np.bool_]]:
+        """Which answers were right, by row."""
         images = int(self.protocol["images"])
-        correct = np.array([unpack_correct(c["correct"][row], images) for c in entries], dtype=float)
-        return np.asarray(100 * correct.mean(0))
+        return {row: unpack_correct(packed, images) for row, packed in entry.get("correct", {}).items()}
 
     def count(self, key: str, severities: Sequence[int]) -> int:
         """How many answers were `fixed` or `broken`."""
@@ -114,7 +124,7 @@ class Results:
     ablations: dict[Group, list[Evaluation]] = field(default_factory=dict)
     others: list[Evaluation] = field(default_factory=list)  # adapted with other steps, views or learning rate
     curves: list[Path] = field(default_factory=list)  # metrics of the MT3 runs
-    curve_data: str | None = None  # what these were trained on
+    curve_settings: dict[str, Any] | None = None  # how these were trained
     notes: list[str] = field(default_factory=list)  # what was left out, and why
 
 
@@ -141,7 +151,7 @@ def collect(paths: Sequence[Path], root: Path | None = None) -> Results:
             notes.append(f"{_shown(path, root)} is left out: it does not say which method its model was trained with.")
         else:
             found.append(replace(_make_evaluation(path, value), path=_shown(path, root)))
-    curves, curve_data = _find_curves(_find(paths, METRICS_FILE), notes)
+    curves, curve_settings = _find_curves(_find(paths, METRICS_FILE), notes)
     if not found and not curves:
         why = f" {' '.join(notes)}" if notes else ""
         raise InputError(f"Found no evaluation in {name_list(paths)}; `mt3 evaluate RUN` writes one.{why}")
@@ -160,7 +170,7 @@ def collect(paths: Sequence[Path], root: Path | None = None) -> Results:
         require_alike(runs, ANSWERED)
     for group in (_flat(main.values()), _flat(ablations.values()), others):
         require_alike(group)
-    return Results(dict(main), dict(ablations), others, curves, curve_data, notes)
+    return Results(dict(main), dict(ablations), others, curves, curve_settings, notes)
 
 
 def _shown(path: Path, root: Path | None) -> Path:
@@ -260,15 +270,38 @@ def _check_whole(evaluation: Evaluation) -> None:
                 raise ValueError(f"{key} that is not finite")
         if result["clean"] is not None and row not in CONTROLS:
             float(result["clean"][row]["accuracy"])
-        hits = evaluation.hits(row, evaluation.severities)
-        if hits is not None and abs(hits.mean() - evaluation.average(row, evaluation.severities)) > 1e-6:
-            raise ValueError(f"{row}: the accuracy is not that of the answers")
     if "after" in rows:
         evaluation.count("fixed", evaluation.severities)
         evaluation.count("broken", evaluation.severities)
     for name in GAINS:
         if name in result and not all(np.isfinite(float(result[name][key])) for key in ("mean", "low", "high")):
             raise ValueError(f"{name} that is not finite")
+    _check_answers(evaluation)
+
+
+def _check_answers(evaluation: Evaluation) -> None:
+    """Raise where numbers are not those of the answers that were kept."""
+    result = evaluation.result
+    clean = [] if result["clean"] is None else [result["clean"]]
+    found = [(entry, evaluation.answers(entry)) for entry in (*clean, *result["corruptions"])]
+    checked = [(entry, answers) for entry, answers in found if answers]
+    kept = [answers for _, answers in found[len(clean) :]]
+    if kept and all(kept):
+        rows = [row for row in kept[0] if all(row in answers for answers in kept)]
+        checked.append((result, {row: np.stack([answers[row] for answers in kept]) for row in rows}))
+    for entry, answers in checked:
+        where = entry.get("name", "clean images") if entry is not result else "average"
+        for row, correct in answers.items():
+            told = result["average"][row] if entry is result else entry[row]["accuracy"]
+            if abs(float(told) - 100 * correct.mean()) > 1e-6:
+                raise ValueError(f"{where}, {row}: the accuracy is not that of the answers")
+        for name, gain in gains(answers).items():
+            if name in entry and any(abs(float(entry[name][key]) - gain[key]) > 1e-6 for key in gain):
+                raise ValueError(f"{where}: the {name} is not that of the answers")
+        if "after" in answers:
+            for name, number in fixed_and_broken(answers["after"], answers["before"]).items():
+                if name in entry and entry[name] != number:
+                    raise ValueError(f"{where}: what was {name} is not that of the answers")
 
 
 def _training_settings(folder: Path, protocol: dict[str, Any]) -> dict[str, Any] | None:
@@ -381,8 +414,8 @@ def _flat(groups: Iterable[Sequence[Evaluation]]) -> list[Evaluation]:
     return [e for group in groups for e in group]
 
 
-def _find_curves(files: Sequence[Path], notes: list[str]) -> tuple[list[Path], str | None]:
-    """The metrics of MT3 runs that were trained alike, as `reference_settings` chooses, and their data set."""
+def _find_curves(files: Sequence[Path], notes: list[str]) -> tuple[list[Path], dict[str, Any] | None]:
+    """The metrics of MT3 runs that were trained alike, as `reference_settings` chooses, and how they were."""
     known = []
     for path in files:
         config, init = _read_config(path.parent)
@@ -393,5 +426,4 @@ def _find_curves(files: Sequence[Path], notes: list[str]) -> tuple[list[Path], s
     except InputError as error:
         notes.append(f"No training curve: {error}")
         return [], None
-    data = None if reference is None else reference.get("data")
-    return [path for path, settings in known if settings == reference], data
+    return [path for path, settings in known if settings == reference], reference

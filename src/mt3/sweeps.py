@@ -140,10 +140,6 @@ def ablation_table(results: Results) -> Table | None:
         return None
     controls = ("before", "view_average", "clean_other", "same_corruption", "after")
     lines, missing = [], []
-
-    def average(run: Evaluation, key: str) -> float:
-        return run.average(key, severity)
-
     for name in METHODS:
         groups = {label: runs for (method, label), runs in results.ablations.items() if method == name}
         if not groups:
@@ -162,9 +158,10 @@ def ablation_table(results: Results) -> Table | None:
             last = "after" if all(run.has("after") for run in (*runs, *(default or []))) else "before"
             against = Cell(text="-")
             if default is not None and runs is not default:
-                against = difference_cell(Row(title, runs, last), Row(title, default, last), average)
+                against = difference_cell(Row(title, runs, last), Row(title, default, last), severity)
             cells += [gain_cell(runs, "gain", severity), against, Cell(len(runs), digits=0)]
-            lines.append(Line(f"{title}: {label}", tuple(cells)))
+            shown = title if any(run.has("after") for run in runs) else METHODS[name].before
+            lines.append(Line(f"{shown}: {label}", tuple(cells)))
     columns = (
         "before",
         "views averaged",
