@@ -117,6 +117,24 @@ def test_predict_averages_and_shuts_the_gate(capsys, runs, picture, method):
         assert answer("--average", "5")["after"]["probability"] == pytest.approx(after, abs=1e-5)
         shut = answer("--gate", "0")
         assert shut["after"] == shut["before"] != answer()["after"]
+        assert (shut["adapted"], answer()["adapted"]) == (False, True)
+        line = run(capsys, "predict", runs / method, picture, "--gate", "0")[1]
+        assert line.endswith("% before (sure, so not adapted)\n")
+    else:
+        assert answer()["adapted"] is False
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: not enough memory: you tried")])
+def test_too_little_memory_is_said_in_a_sentence(capsys, monkeypatch, runs, picture, error):
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("mt3.predict.Adapter", fail)
+    code, _, err = run(capsys, "predict", runs / "mt3", picture)
+    assert (code, err) == (2, "mt3: There is not enough memory for this; lower views, average, tasks or task_size.\n")
+    error = RuntimeError("something else")
+    with pytest.raises(RuntimeError, match="something else"):  # an error of ours keeps its traceback
+        run(capsys, "predict", runs / "mt3", picture)
 
 
 def test_predict_says_what_it_converted(capsys, runs, tmp_path):

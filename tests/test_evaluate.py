@@ -220,6 +220,24 @@ def test_published_layout_gives_the_same_as_generated(tmp_path, digits, result):
         TestImages(shuffled, corrupted)
 
 
+def test_images_from_a_later_one_on(tmp_path, digits, result):
+    """They have the pixels and the answers that they have among all."""
+    _, arrays, _ = result
+    got = evaluate(make_model(), TestImages(digits, first=2), NAMES, [3, 5], tmp_path / "a.json", limit=4)
+    with np.load(tmp_path / "a.npz") as later:
+        np.testing.assert_array_equal(later["labels"], arrays["labels"][2:])
+        for name in (f"{n}-{s}/{row}" for n in NAMES for s in (3, 5) for row in ("before", "after")):
+            np.testing.assert_allclose(later[name], arrays[name][2:], atol=1e-4)
+    assert (got["protocol"]["first"], got["protocol"]["images"]) == (2, 4)
+    assert "first" not in result[0]["protocol"]
+    written = write_corrupted(digits, tmp_path / "c", NAMES, [5], limit=6)
+    assert written
+    taken = TestImages(digits, open_corrupted(tmp_path / "c"), first=2).take(("contrast", 5), 0, 4)
+    np.testing.assert_array_equal(taken, TestImages(digits, first=2).take(("contrast", 5), 0, 4))
+    with pytest.raises(InputError, match="lower --first"):
+        TestImages(digits, first=len(digits.test_labels))
+
+
 def test_a_gate_that_everything_passes_leaves_the_averaged_answers(tmp_path, digits):
     images, names = TestImages(digits), ["contrast", "fog"]
     shut = evaluate(make_model(), images, names, [5], tmp_path / "a.json", limit=6, average=3, gate=0.0, controls=True)

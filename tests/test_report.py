@@ -452,6 +452,26 @@ def test_words_come_first_and_the_page_may_lie_elsewhere(folder, tmp_path, capsy
     assert "![bars](a/b/bars.png)" in text
     assert (tmp_path / "a" / "b" / "bars.png").exists()
     assert not (tmp_path / "a" / "b" / "report.md").exists()
+    (tmp_path / "words.md").write_text(
+        "# MT3\n\n{{accuracy | average |\n MT3}}, {{gain | MT, MT3 | before | mean}} %\n"
+    )
+    assert main(["report", str(folder), "--out", str(tmp_path / "a" / "b"), *words]) == 0
+    columns = {line.label: line for line in tables_of(folder)["accuracy"].lines}["average"].cells
+    mt3 = columns[tables_of(folder)["accuracy"].columns.index("MT3")]
+    before = f"{np.mean([np.mean(list(rows['before'].values())) for rows in MT3]):.1f}"
+    assert (tmp_path / "RESULTS.md").read_text().startswith(f"# MT3\n\n{mt3.words()}, {before} %\n\n")
+    capsys.readouterr()
+    for wrong, message in (
+        ("{{accuracy | average}}", "Expected {{table | line | column}} or {{... | mean}} in the words, got {{accuracy"),
+        ("{{a | average | MT3}}", "there is no table 'a'; there are accuracy, "),
+        ("{{accuracy | mean | MT3}}", "there is no line 'mean'; there are "),
+        ("{{accuracy | average | MT4}}", "there is no column 'MT4'; there are "),
+    ):
+        (tmp_path / "words.md").write_text(wrong)
+        assert main(["report", str(folder), "--out", str(tmp_path / "none"), *words]) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "none").exists()
+    (tmp_path / "words.md").write_text("# Results\n\nIn plain words.\n")
     assert main(["report", str(folder), "--words", str(tmp_path / "no.md")]) == 2
     assert "Cannot read" in capsys.readouterr().err
     same = ["--words", str(tmp_path / "words.md"), "--page", str(tmp_path / "a" / ".." / "words.md")]

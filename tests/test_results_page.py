@@ -1,4 +1,4 @@
-"""Every number in RESULTS.md follows from the files in results/, by the command in the Makefile."""
+"""Every number on the pages of results follows from the files in results/, by the commands in the Makefile."""
 
 import re
 import shlex
@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 
 from mt3.cli import main
+from mt3.files import read_json
+from mt3.report import fill_words, report_sections, tables_in
+from mt3.results import collect
 
 ROOT = Path(__file__).parent.parent
+WORDS = ROOT / "results" / "words"
 COMMANDS = [
     line.removeprefix("\t$(BIN)/")
     for line in (ROOT / "Makefile").read_text().splitlines()
     if line.startswith("\t$(BIN)/mt3 report")
 ]
-INTERVAL = re.compile(r"[+-]\d+\.\d+ \[[+-]\d+\.\d+, [+-]\d+\.\d+\]")
-NUMBER = re.compile(r"(?<![\w.])[+-]?\d+\.\d+(?![\w.]*\d)")
 
 
 def value_of(command: list[str], option: str) -> Path:
@@ -23,8 +25,7 @@ def value_of(command: list[str], option: str) -> Path:
 
 
 def test_make_results_writes_the_pages():
-    pages = ["RESULTS.md"]
-    assert [value_of(shlex.split(command), "--page").as_posix() for command in COMMANDS] == pages
+    assert [value_of(shlex.split(command), "--page").as_posix() for command in COMMANDS] == ["RESULTS.md"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -42,38 +43,36 @@ def test_the_page_is_what_the_command_writes(command, tmp_path, monkeypatch, cap
         assert written.read_text() == (ROOT / written).read_text(), f"{written}: run `make results`"
 
 
-def own_tables(page: str, told: str) -> str:
-    """The page without its words and without the paper's tables."""
-    assert page.startswith(told.strip())
-    return page.removeprefix(told.strip()).split("\n## The paper's results")[0]
+@pytest.mark.parametrize("command", COMMANDS)
+def test_words_take_their_numbers_from_the_tables(command):
+    """Other than as a reference to a table, a number with decimals stands only in code: it is a setting."""
+    told = (ROOT / value_of(shlex.split(command), "--words")).read_text()
+    assert told.count("{{") >= 5
+    told = re.sub(r"^```.*?^```|\{\{.*?\}\}|`[^`]*`", "", told, flags=re.DOTALL | re.MULTILINE)
+    assert not re.findall(r"\d+\.\d+", told)
 
 
-def test_numbers_in_the_words_are_numbers_of_the_tables():
-    """What the words quote stands in a table as it is printed there: numbers, and differences with their intervals."""
-    commands = [shlex.split(command) for command in COMMANDS]
-    texts = [(ROOT / value_of(words, "--words")).read_text() for words in commands]
-    pages = [(ROOT / value_of(words, "--page")).read_text() for words in commands]
-    tables = "\n".join(own_tables(page, told) for page, told in zip(pages, texts, strict=True))
-    texts.append((ROOT / "README.md").read_text().split("## Results on CIFAR-10\n")[1].split("\n## ")[0])
-    for text in texts:
-        plain = re.sub(r"^```.*?^```|`[^`]*`", "", text, flags=re.DOTALL | re.MULTILINE)  # settings are no results
-        plain = " ".join(plain.replace("learning rate 0.01", "").split())
-        intervals, numbers = INTERVAL.findall(plain), NUMBER.findall(INTERVAL.sub("", plain))
-        assert numbers
-        missing = [i for i in intervals if i not in tables]
-        missing += [n for n in numbers if n not in NUMBER.findall(tables)]
-        assert not missing, f"{missing} are in no table"
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [("readme.md", "README.md"), ("card.md", "src/mt3/weights/cifar10-cpu/README.md")],
+)
+def test_numbers_told_elsewhere_are_those_of_the_report(words, where):
+    """README and the model's card hold these words, whatever their lines."""
+    tables = tables_in(report_sections(collect([ROOT / "results" / "cifar10-cpu"]), published=True))
+    filled = fill_words((WORDS / words).read_text(), tables)
+    assert " ".join(filled.split()) in " ".join((ROOT / where).read_text().split())
 
 
-def test_the_readmes_table_is_that_of_the_report():
-    section = (ROOT / "README.md").read_text().split("## Results on CIFAR-10\n")[1].split("\n## ")[0]
-    report = (ROOT / "RESULTS.md").read_text()
-    for label, before in (("JT, TTT", "JT (ours), TTT (ours)"), ("MT, MT3", "MT, MT3")):
-        (ours,) = re.findall(rf"\({label}\) \| (.+?) \| (.+?) \| (.+?) \|", section)
-        means = [
-            [cell.split(" ± ")[0].strip() for cell in line.split("|")[2:]]
-            for line in report.splitlines()
-            if line.startswith(f"| {before} ")
-        ]
-        gain, split = means[0], means[2]  # by their order on the page
-        assert ours == (gain[0], split[0], gain[2])
+def test_the_card_has_the_clean_accuracies():
+    clean = read_json(ROOT / "results" / "cifar10-cpu" / "mt3" / "seed-0" / "evaluation.json")["clean"]
+    before, after = (f"{clean[row]['accuracy']:.1f}" for row in ("before", "after"))
+    assert f"| clean | {before} | {after} |" in (WORDS / "card.md").read_text()
+
+
+def test_the_preset_expects_what_was_found():
+    (expected,) = re.findall(r"# Expected: (.*?)\n\n", (ROOT / "src/mt3/presets/cpu.toml").read_text(), re.DOTALL)
+    tables = tables_in(report_sections(collect([ROOT / "results" / "cifar10-cpu"]), published=True))
+    rows = ["JT (ours)", "TTT (ours)", "MT", "MT3", "Baseline (ours)"]
+    rows += ["Baseline (Sun et al.)", "JT (Sun et al.)", "TTT (Sun et al.)"]
+    found = [fill_words(f"{{{{accuracy | average | {row} | mean}}}}", tables) for row in rows]
+    assert re.findall(r"\d+\.\d+", expected) == found

@@ -210,7 +210,7 @@ class Adapter(nn.Module):
         if self.gate == 1:
             return self.answer(images, images[:, None]).logits[:, 0]
         logits = self.unadapted(images)
-        unsure = ~self._sure(logits)
+        unsure = ~self.keeps(logits)
         if unsure.any():
             own = images[unsure.to(images.device)]
             logits[unsure] = self._answer(own, own[:, None]).logits[:, 0]
@@ -227,7 +227,7 @@ class Adapter(nn.Module):
         answers = self._answer(images, others)
         if self.gate < 1:
             before = self.unadapted(others.flatten(0, 1)).view_as(answers.logits)
-            kept = torch.where(self._sure(before)[..., None], before, answers.logits)
+            kept = torch.where(self.keeps(before)[..., None], before, answers.logits)
             answers = answers._replace(logits=kept)
         return answers
 
@@ -255,7 +255,7 @@ class Adapter(nn.Module):
             before = self._logits(adapted.model, _leaves(adapted.model, len(own)), own)[:, 0]
             after = self._logits(adapted.model, adapted.params, own)[:, 0]
             if self.gate < 1:
-                sure = self._sure(before)
+                sure = self.keeps(before)
                 after = torch.where(sure[:, None], before, after)
                 loss_after = torch.where(sure, adapted.inner.loss, loss_after)
             return before, after, adapted.view_average, adapted.inner.loss, loss_after, adapted.inner.grad_norm
@@ -287,9 +287,9 @@ class Adapter(nn.Module):
         views = 2 * self.views if self.model.selfsup == "byol" else self.views
         return self.stack or stack_size(self.model, count, views)
 
-    def _sure(self, logits: Tensor) -> Tensor:
-        """Which answers are so sure before adapting that they stay."""
-        return logits.softmax(-1).amax(-1) >= self.gate
+    def keeps(self, logits: Tensor) -> Tensor:
+        """Which answers are so sure before adapting that they stay; with a gate of 1 none."""
+        return (logits.softmax(-1).amax(-1) >= self.gate) & (self.gate < 1)
 
     def _each_stack(self, images: Tensor, use: Callable[[Adapted, slice], Result]) -> Iterator[Result]:
         """Adapt to the images, stack by stack, and yield `use(adapted, rows)`.

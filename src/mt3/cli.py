@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     train.set_defaults(run=_train)
 
     evaluate = commands.add_parser("evaluate", help="accuracy under corruption, before and after adapting")
-    evaluate.add_argument("model", type=path, metavar="RUN", help="a run or a saved model")
+    evaluate.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
     evaluate.add_argument(
         "--corruptions", nargs="+", action="extend", help="names, or: all (the paper's; default), held-out, every, none"
     )
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "--severity", type=count, nargs="+", action="extend", help="1 to 5 (default: 5); several give all of them"
     )
     evaluate.add_argument("--limit", type=count, help="only this many images of the test split")
+    evaluate.add_argument("--first", type=count, default=0, metavar="INDEX", help="from this image on (default: 0)")
     evaluate.add_argument("--corrupted", type=path, metavar="DIR", help="images in the published -C layout")
     evaluate.add_argument("--unadapted", action="store_true", help="the model as it is, without adapting: much faster")
     evaluate.add_argument("--controls", action="store_true", help="also adapt on other images, to split the gain")
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.set_defaults(run=_evaluate)
 
     predict = commands.add_parser("predict", help="class and probability of image files, before and after adapting")
-    predict.add_argument("model", type=path, metavar="RUN", help="a run or a saved model")
+    predict.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
     predict.add_argument("images", type=path, nargs="+", metavar="IMAGE")
     predict.add_argument("--json", action="store_true", help="print JSON")
     _adapt_arguments(predict)
@@ -269,7 +270,7 @@ def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
     out = args.out or args.model / "evaluation.json"
     result = evaluate(
         model,
-        TestImages(dataset, corrupted),
+        TestImages(dataset, corrupted, first=args.first),
         names,
         severities,
         out,
@@ -342,9 +343,12 @@ def _predict(args: argparse.Namespace, extra: Sequence[str]) -> None:
             print(f"{answer['image']}: {', '.join(answer['converted'])}", file=sys.stderr)
         before, after = answer["before"], answer["after"]
         line = f"{answer['image']}: {before['class']} {100 * before['probability']:.1f} % before"
-        line += (
-            f", {after['class']} {100 * after['probability']:.1f} % after adapting" if after else " (does not adapt)"
-        )
+        if after is None:
+            line += " (does not adapt)"
+        elif not answer["adapted"]:
+            line += " (sure, so not adapted)"
+        else:
+            line += f", {after['class']} {100 * after['probability']:.1f} % after adapting"
         print(line)
 
 
@@ -491,6 +495,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "memory" not in str(error):
+            raise
+        print("mt3: There is not enough memory for this; lower views, average, tasks or task_size.", file=sys.stderr)
+        return 2
     except OSError as error:  # a path that cannot be entered or is too long, a full disk under the output
         where = f"{error.filename}: " if error.filename else ""
         print(

@@ -50,10 +50,13 @@ class TestImages:
     dataset: Dataset | None  # gives the clean images
     corrupted: CorruptedSet | None = None  # None: corruptions are generated, each image seeded by its index
     seed: int = 0  # of the generated corruptions
+    first: int = 0  # index of the first image; those before it are left out
 
     def __post_init__(self) -> None:
         if self.dataset is None and self.corrupted is None:
             raise InputError("Expected a data set or a directory of corrupted images, got neither.")
+        if len(self.labels) < 1:
+            raise InputError(f"Expected the first image to be one of the test images, got {self.first}; lower --first.")
         if self.dataset is None or self.corrupted is None:
             return
         if not np.array_equal(self.dataset.test_labels[: self.corrupted.images], self.corrupted.labels):
@@ -64,7 +67,8 @@ class TestImages:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        return self.corrupted.labels if self.corrupted is not None else self._clean.test_labels
+        every = self.corrupted.labels if self.corrupted is not None else self._clean.test_labels
+        return every[self.first :]
 
     def origin(self, sources: list[Source], count: int) -> dict[str, Any]:
         """Where the corrupted images come from, for the protocol; those of a directory are known by their bytes."""
@@ -72,11 +76,12 @@ class TestImages:
             return {"kind": "generated", "version": __version__, "seed": self.seed}
         digest = hashlib.blake2b(digest_size=16)
         for source in sources:
-            digest.update(np.ascontiguousarray(self.corrupted.images_of(*source)[:count]).data)
+            digest.update(np.ascontiguousarray(self.corrupted.images_of(*source)[self.first :][:count]).data)
         return {"kind": "directory", "name": self.corrupted.directory.resolve().name, "hash": digest.hexdigest()}
 
     def take(self, source: Source, start: int, stop: int) -> NDArray[np.uint8]:
-        """Images start..stop-1 (N, 32, 32, 3) under a corruption and severity, or clean."""
+        """Images start..stop-1 (N, 32, 32, 3), counted from `first`, under a corruption and severity, or clean."""
+        start, stop = start + self.first, stop + self.first
         if source != CLEAN and self.corrupted is not None:
             return np.array(self.corrupted.images_of(*source)[start:stop])  # a copy in memory
         images = self._clean.test_images[start:stop]
@@ -124,6 +129,7 @@ def make_protocol(
         "corruptions": list(dict.fromkeys(name for name, _ in sources)),
         "severities": sorted({severity for _, severity in sources}),
         "images": count,
+        **({"first": images.first} if images.first else {}),
         "clean": images.dataset is not None,
         "adapts": adapter is not None,
         "steps": adapter.steps if adapter else 0,

@@ -24,19 +24,25 @@ def predict(
     average: int | None = None,
     gate: float | None = None,
 ) -> list[dict[str, Any]]:
-    """One answer per image; `after` is None for a model that has nothing to adapt with."""
+    """One answer per image; `after` is None for a model that has nothing to adapt with.
+
+    `adapted` says whether the step was used: not where the model has nothing to adapt with or the gate was shut.
+    """
     batch = torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2).contiguous().to(model.stem.weight.device)
     model.eval()
     if model.selfsup == "none":
         copies = model.adapt_average if average is None else average
         with torch.no_grad():
             found = averaged_logits(model, batch, as_float(batch, model.stem.weight.dtype), copies, seed)
-        return [{"before": _answer(model, logits), "after": None} for logits in found]
-    compared = Adapter(model, steps, lr, views, seed, average=average, gate=gate).compare(batch)
+        return [{"before": _answer(model, logits), "after": None, "adapted": False} for logits in found]
+    adapter = Adapter(model, steps, lr, views, seed, average=average, gate=gate)
+    compared = adapter.compare(batch)
+    kept = adapter.keeps(compared.before)
     return [
         {
             "before": _answer(model, compared.before[i]),
             "after": _answer(model, compared.after[i]),
+            "adapted": not kept[i].item(),
             "selfsup_loss_before": compared.loss_before[i].item(),
             "selfsup_loss_after": compared.loss_after[i].item(),
             "gradient_norm": compared.grad_norm[i].item(),

@@ -1,10 +1,12 @@
 """Results to tables and figures: of one evaluation, and a report over many runs. Needs no torch."""
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from mt3 import published as paper
@@ -34,6 +36,8 @@ from mt3.published import AVERAGE, published_table
 from mt3.results import Evaluation, Results, collect, describe_source
 from mt3.sweeps import ablation_table, sweep_blocks
 from mt3.table import Cell, Line, Table, csv_text, latex, markdown
+
+Chosen = TypeVar("Chosen")
 
 ROW_TITLES = {
     "before": "before adapting",
@@ -101,15 +105,17 @@ def write_report(
 ) -> tuple[str, list[Path], list[str]]:
     """Write tables and figures of the results in `paths`, or of the paper alone; the same results give the same bytes.
 
-    Files are named as they were given, or relative to `root`. `words` are Markdown that comes first; `page` is where
-    the report goes instead of `out/report.md`, with links to the figures in `out`. Returns the first table as Markdown,
-    the files, and what a user should know.
+    Files are named as they were given, or relative to `root`. `words` are Markdown that comes first, with numbers as
+    `fill_words` has them; `page` is where the report goes instead of `out/report.md`, with links to the figures in
+    `out`. Returns the first table as Markdown, the files, and what a user should know.
     """
     if paths:
         results = collect(paths, root)
         sections, notes = report_sections(results, published), list(results.notes)
     else:
         sections, notes = published_sections(True), []
+    tables = tables_in(sections)
+    words = fill_words(words, tables)
     figures = [block for section in sections for block in section.blocks if isinstance(block, Figure)]
     files = []
     try:
@@ -121,7 +127,6 @@ def write_report(
         drawn = [out / f"{figure.name}.{ending}" for ending in FORMATS]
         figure.draw(drawn)
         files += drawn
-    tables = [block for section in sections for block in section.blocks if isinstance(block, Table)]
     main = [t for t in tables if t.head == "corruption"]
     head = "% needs \\usepackage{booktabs,graphicx}\n"
     write_text(out / "table.tex", head + "\n\n".join(latex(t) for t in main) + "\n")
@@ -131,6 +136,35 @@ def write_report(
     write_text(page, _markdown_report(sections, words, folder if figures else None))
     files = [page, out / "table.tex", out / "table.csv", *files]
     return "\n\n".join(f"{t.title}\n\n{markdown(t)}" for t in main[: 1 if paths else 2]), files, notes
+
+
+def tables_in(sections: Sequence[Section]) -> list[Table]:
+    return [block for section in sections for block in section.blocks if isinstance(block, Table)]
+
+
+def fill_words(words: str, tables: Sequence[Table]) -> str:
+    """Put numbers where the words have `{{table | line | column}}`, as printed there; `| mean` leaves the rest out.
+
+    Tables go by their names in the CSV, lines and columns by their titles.
+    """
+
+    def number(found: re.Match[str]) -> str:
+        parts = [" ".join(part.split()) for part in found[1].split("|")]
+        told = " ".join(found[0].split())
+        if len(parts) not in (3, 4) or parts[3:] not in ([], ["mean"]):
+            raise InputError(f"Expected {{{{table | line | column}}}} or {{{{... | mean}}}} in the words, got {told}.")
+        table = _choose(parts[0], {t.name: t for t in tables}, "table", told)
+        line = _choose(parts[1], {line.label: line for line in table.lines}, "line", told)
+        cell = _choose(parts[2], dict(zip(table.columns, line.cells, strict=True)), "column", told)
+        return (replace(cell, std=None, interval=None) if parts[3:] else cell).words()
+
+    return re.sub(r"\{\{(.*?)\}\}", number, words, flags=re.DOTALL)
+
+
+def _choose(name: str, among: Mapping[str, Chosen], what: str, told: str) -> Chosen:
+    if name not in among:
+        raise InputError(f"The words have {told}, but there is no {what} '{name}'; there are {name_list(among)}.")
+    return among[name]
 
 
 def _markdown_report(sections: Sequence[Section], words: str, folder: str | None) -> str:

@@ -140,6 +140,12 @@ def ablation_table(results: Results) -> Table | None:
         return None
     controls = ("before", "view_average", "clean_other", "same_corruption", "after")
     lines, missing = [], []
+
+    def rival(name: str, label: str, runs: list[Evaluation], last: str) -> Cell:
+        """Minus joint training with the same label, if that was evaluated."""
+        other = results.ablations.get(("jt", label)) if name != "jt" else None
+        return difference_cell(Row("", runs, last), Row("", other, "before") if other else None, severity)
+
     for name in METHODS:
         groups = {label: runs for (method, label), runs in results.ablations.items() if method == name}
         if not groups:
@@ -159,7 +165,8 @@ def ablation_table(results: Results) -> Table | None:
             against = Cell(text="-")
             if default is not None and runs is not default:
                 against = difference_cell(Row(title, runs, last), Row(title, default, last), severity)
-            cells += [gain_cell(runs, "gain", severity), against, Cell(len(runs), digits=0)]
+            cells += [gain_cell(runs, "gain", severity), against, rival(name, label, runs, last)]
+            cells.append(Cell(len(runs), digits=0))
             shown = title if any(run.has("after") for run in runs) else METHODS[name].before
             lines.append(Line(f"{shown}: {label}", tuple(cells)))
     columns = (
@@ -170,9 +177,11 @@ def ablation_table(results: Results) -> Table | None:
         "after",
         "gain",
         "minus default",
+        f"minus {METHODS['jt'].before}",
         "runs",
     )
-    note = f"{INTERVALS} Minus default: after adapting if both adapt, over the seeds that both have."
+    note = f"{INTERVALS} Minus default: after adapting if both adapt, over the seeds that both have. "
+    note += f"Minus {METHODS['jt'].before}: after adapting, from the one of the same name that does not adapt."
     if missing:
         note += f" The default {name_list(missing)} was not evaluated under this protocol."
     title = f"Average accuracy in %, severity {severity[0]}"
