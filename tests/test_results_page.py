@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from mt3.cli import main
-from mt3.files import read_json
 from mt3.report import fill_words, report_sections, tables_in
 from mt3.results import collect
 
@@ -61,12 +60,6 @@ def test_numbers_told_elsewhere_are_those_of_the_report(words, where):
     tables = tables_in(report_sections(collect([ROOT / "results" / "cifar10-cpu"]), published=True))
     filled = fill_words((WORDS / words).read_text(), tables)
     assert " ".join(filled.split()) in " ".join((ROOT / where).read_text().split())
-
-
-def test_the_card_has_the_clean_accuracies():
-    clean = read_json(ROOT / "results" / "cifar10-cpu" / "mt3" / "seed-0" / "evaluation.json")["clean"]
-    before, after = (f"{clean[row]['accuracy']:.1f}" for row in ("before", "after"))
-    assert f"| clean | {before} | {after} |" in (WORDS / "card.md").read_text()
 
 
 def test_the_preset_expects_what_was_found():
