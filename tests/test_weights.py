@@ -58,10 +58,6 @@ def test_the_card_states_the_accuracies():
         ("15 corruptions, severity 5", result["average"]),
     ):
         assert rows[label] == [f"{found['before']:.1f}", f"{found['after']:.1f}"]
-    gain = result["adaptation"]
-    assert "is {mean:+.1f} points, [{low:+.1f}, {high:+.1f}]".format(**gain) in card
-    joint = json.loads((ROOT / "results" / NAME / "jt/seed-0/evaluation.json").read_text())
-    assert f"{joint['average']['before']:.1f} % with the same seed" in card
 
 
 def test_real_images_give_the_answers_in_results(tmp_path):
