@@ -115,6 +115,8 @@ def test_overrides_come_last_and_take_text():
         ({"momentum": "5"}, "momentum between 0 and 1, got 5"),
         ({"milestones": "-3"}, "milestones not to be negative"),
         ({"task_images": "3"}, "task_images to divide task_size 8, got 3"),
+        ({"view_images": "9"}, "view_images from 1 to task_size 8, got 9"),
+        ({"view_images": "1", "selfsup": "rotation"}, "view_images belongs to the byol task; drop it for rotation"),
         ({"selfsup": "none"}, "self-supervised task for meta training"),
         ({"training": "joint", "tasks": "1", "anchor": "0.2"}, "belong to meta training; drop them for joint"),
         ({"training": "joint", "tasks": "1", "learn_rates": "true"}, "belong to meta training"),

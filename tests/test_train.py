@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.func import functional_call
 
 import mt3
 import reference
+from mt3.adapt import inner_loop
 from mt3.checkpoint import load, load_checkpoint, read_run, save_checkpoint, tensors_hash
 from mt3.config import Config, make_config
 from mt3.data import Dataset, load_digits
 from mt3.errors import InputError
 from mt3.losses import draw_step_task, draw_task, joint_loss, meta_loss
 from mt3.method import METHODS
-from mt3.state import make_state, warm_start
+from mt3.state import State, make_state, warm_start
 from mt3.train import apply_gradient, ema_momentum, gradient_of_step, lr_factor, train
 
 SMALL = {"depth": 8, "width": 4, "groups": 2, "hidden": 8, "projection": 6, "log_every": 1, "epochs": 50}
@@ -139,6 +141,23 @@ def test_tasks_of_few_images(digits, different):
         assert sorted(task.labels.tolist()) == sorted(own * (8 // different))
         seen += own
     assert len(seen) == len(set(seen)) == 2 * different
+
+
+def test_tasks_of_which_some_images_have_views():
+    """The step is taken on the views of the first; all are classified after it, under the same draw of B."""
+    images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+    images[0] = 128
+    config = small_config(tasks=1, view_images=1, batch_aug=False, pad=0)
+    task = draw_task(images, torch.arange(4), config, torch.Generator().manual_seed(0))
+    assert task.images.shape == (4, 3, 32, 32)
+    assert task.views.images.shape == (2, 3, 32, 32)
+    assert task.views.images.amin() > 0.2  # none is of a black image
+    model = make_state(config, load_digits(), torch.device("cpu")).model
+    state = State(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+    names = model.adapted_names()
+    inner = inner_loop(model, dict(model.named_parameters()), lambda _: task.views, names, 1, 0.1, 10.0)
+    expected = F.cross_entropy(functional_call(model, inner.params, (task.images,)), task.labels)
+    torch.testing.assert_close(meta_loss(state, task, config, log=False).metrics["ce"], expected)
 
 
 def test_learning_rate_schedules():
@@ -508,6 +527,8 @@ def test_the_gradient_does_not_depend_on_the_threads(digits, method, threads, mo
         {"order": "first", "clip": 0.05},
         {"selfsup": "rotation", "inner_steps": 2, "clip": 0.05},
         {"task_images": 1},
+        {"view_images": 1, "gamma": 0.0},
+        {"view_images": 2, "outer_target": "adapted"},
         {"learn_rates": True, "inner_steps": 2, "clip": 0.05},
         {"anchor": 0.5},
         {"gamma": 0.0, "clip": 0.05},

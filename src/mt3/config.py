@@ -59,6 +59,7 @@ class Config:
     tasks: int = 4  # T, the tasks of a meta-batch; 1 for ce and joint
     task_size: int = 8  # K, images of a task; the batch size for ce and joint
     task_images: int | None = None  # different images in a task, which repeats them up to K; none: K
+    view_images: int | None = None  # of these, how many have views; the others are only classified; none: all
     lr: float = 0.01  # beta, the (meta-)learning rate
     momentum: float = 0.9  # of SGD
     weight_decay: float = 1.5e-6  # L2, added to the gradient after clipping
@@ -144,6 +145,10 @@ class Config:
                 raise InputError(f"Expected {name} to be a norm above 0 or none, got {getattr(self, name)}.")
         if self.task_images is not None and (self.task_images < 1 or self.task_size % self.task_images):
             raise InputError(f"Expected task_images to divide task_size {self.task_size}, got {self.task_images}.")
+        if self.view_images is not None and not 1 <= self.view_images <= self.task_size:
+            raise InputError(f"Expected view_images from 1 to task_size {self.task_size}, got {self.view_images}.")
+        if self.view_images is not None and self.selfsup != "byol":
+            raise InputError(f"view_images belongs to the byol task; drop it for {self.selfsup}.")
         if self.warm_method is not None:
             get_method(self.warm_method)
             if not self.warm_epochs > 0:

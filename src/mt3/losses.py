@@ -34,10 +34,14 @@ class Loss(NamedTuple):
 
 
 def draw_task(images: Tensor, labels: Tensor, config: Config, generator: torch.Generator) -> Task:
-    """Augment the raw images (K, 3, 32, 32) of one task: x is cropped, its views come from A, B is on all of them."""
+    """Augment the raw images (K, 3, 32, 32) of one task: x is cropped, its views come from A, B is on all of them.
+
+    With `view_images`, only the first so many have views.
+    """
     raw = as_float(images)
     x = crop_and_flip(raw, generator, config.pad, config.flip)
-    parts = [x, make_views(raw, generator, config.crop_max)] if config.selfsup == "byol" else [x]
+    views = [make_views(raw[: config.view_images], generator, config.crop_max)] if config.selfsup == "byol" else []
+    parts = [x, *views]
     batch = torch.cat(parts)
     if config.batch_aug:
         batch = apply_shift(batch, draw_shift(generator, config.vertical_flip, config.negative, config.cast), generator)

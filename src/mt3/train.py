@@ -45,7 +45,8 @@ def gradient_of_step(
         gradients = torch.autograd.grad(share * loss.total, parameters, allow_unused=True)
         return gradients, {n: share * v.detach() for n, v in ({"loss": loss.total} | loss.metrics).items()}
 
-    size = stack_size(state.model, config.tasks, 3 * config.task_size)
+    images_in_pass = config.task_size + 2 * (config.view_images or config.task_size)
+    size = stack_size(state.model, config.tasks, images_in_pass)
     stacks = [range(config.tasks)[start : start + size] for start in range(0, config.tasks, size)]
     state.optimizer.zero_grad()
     sums: dict[str, Tensor] = {}
