@@ -17,9 +17,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check src tests
 	$(BIN)/mypy
 
-# RESULTS.md from the files in results/
+# RESULTS.md and the pages in results/, from the files there
 results: $(READY)
 	$(BIN)/mt3 report results/cifar10-cpu --published --words results/words/cpu.md --out results/cifar10-cpu/report --page RESULTS.md
+	$(BIN)/mt3 report results/cifar10-official --words results/words/official.md --out results/cifar10-official/report --page results/cifar10-official/README.md
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -12,6 +12,8 @@ from mt3.results import collect
 
 ROOT = Path(__file__).parent.parent
 WORDS = ROOT / "results" / "words"
+OFFICIAL = ROOT / "results" / "cifar10-official"
+WIDENED = ("lowest - range", "highest + range")
 COMMANDS = [
     line.removeprefix("\t$(BIN)/")
     for line in (ROOT / "Makefile").read_text().splitlines()
@@ -24,7 +26,17 @@ def value_of(command: list[str], option: str) -> Path:
 
 
 def test_make_results_writes_the_pages():
-    assert [value_of(shlex.split(command), "--page").as_posix() for command in COMMANDS] == ["RESULTS.md"]
+    pages = ["RESULTS.md", "results/cifar10-official/README.md"]
+    assert [value_of(shlex.split(command), "--page").as_posix() for command in COMMANDS] == pages
+
+
+def test_the_first_epoch_is_that_of_the_authors():
+    """Every mean lies in the range of the authors' three runs, widened by its own width on either side."""
+    (table,) = [t for t in tables_in(report_sections(collect([OFFICIAL]), published=False)) if t.name == "epochs"]
+    assert len(table.lines) == 5
+    for line in table.lines:
+        here, low, high = (line.cells[table.columns.index(c)].value for c in ("here", *WIDENED))
+        assert low <= here <= high, line.label
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -141,12 +141,11 @@ def draw_convergence(paths: Sequence[Path], curve: Curve | None, published: Curv
             axis.set_xlim(0, shown.epochs[-1])
             axis.locator_params(axis="x", nbins=5, integer=bool(shown.epochs[-1] >= 5))
             axis.set_ylim(0, 100)
-        if curve is not None and overlay:
-            near = published.epochs <= curve.epochs[-1]
+        near = published.epochs <= (curve.epochs[-1] if curve is not None and overlay else 0)
+        if near.sum() > 1:  # a single point is no line
             for row, values in (("MT", published.before), ("MT3", published.after)):
                 axes[0].plot(published.epochs[near], values.mean(0)[near], "--", color=COLOURS[row], linewidth=1.0)
-            if near.any():
-                axes[0].plot([], [], "--", color="#555555", linewidth=1.0, label="the authors' mean")
+            axes[0].plot([], [], "--", color="#555555", linewidth=1.0, label="the authors' mean")
         axes[0].set_ylabel("training accuracy in %")
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
