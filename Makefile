@@ -20,6 +20,7 @@ lint: $(READY)
 # RESULTS.md and the pages in results/, from the files there
 results: $(READY)
 	$(BIN)/mt3 report results/cifar10-cpu --published --words results/words/cpu.md --out results/cifar10-cpu/report --page RESULTS.md
+	$(BIN)/mt3 report results/cifar10-cpu-10000 --published --words results/words/cpu-10000.md --out results/cifar10-cpu-10000/report --page results/cifar10-cpu-10000/README.md
 	$(BIN)/mt3 report results/cifar10-official --words results/words/official.md --out results/cifar10-official/report --page results/cifar10-official/README.md
 
 $(READY): pyproject.toml constraints.txt
