@@ -496,7 +496,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 141
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "memory" not in str(error):
+        told = str(error)  # PyTorch's, on a CPU and on an accelerator; other errors speak of memory formats
+        if not isinstance(error, MemoryError) and "not enough memory" not in told and "out of memory" not in told:
             raise
         print("mt3: There is not enough memory for this; lower views, average, tasks or task_size.", file=sys.stderr)
         return 2

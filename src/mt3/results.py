@@ -19,15 +19,8 @@ from mt3.published import corruption_order
 
 CONTROLS = {"clean_other": "unrelated image", "same_corruption": "same corruption"}  # adapted on another image
 ANSWERED = ("average", "gate")  # what runs in one row must share besides
-LIKE = (
-    "data",
-    "split",
-    "source",
-    "corruptions",
-    "severities",
-    "images",
-    "first",
-)  # what results in one table must share
+# what results in one table must share
+LIKE = ("data", "split", "source", "corruptions", "severities", "images", "first")
 
 
 class Setting(NamedTuple):
