@@ -1,27 +1,31 @@
 """The command line: train | evaluate | predict | corrupt | reproduce | report | bench | demo.
 
-Torch is imported where needed.
+`mt3.commands` has what each of them does; torch is imported where needed.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from mt3.ablations import ABLATIONS, resolve_ablations
-from mt3.arguments import Parser, compute_arguments, count, data_arguments, default_jobs, path, rate, set_up
+from mt3.ablations import ABLATIONS
+from mt3.arguments import Parser, compute_arguments, count, data_arguments, path, rate
 from mt3.bench.commands import add_bench
-from mt3.config import CHOICES, FIELDS, make_config, preset_names
+from mt3.commands import (
+    corrupt_command,
+    demo_command,
+    evaluate_command,
+    predict_command,
+    report_command,
+    reproduce_command,
+    train_command,
+)
+from mt3.config import CHOICES, FIELDS, preset_names
 from mt3.data.dataset import DATASETS
 from mt3.errors import InputError, name_list
-from mt3.files import check_can_write, read_text
-from mt3.method import LAYERS, METHODS, get_method
+from mt3.files import check_can_write
+from mt3.method import LAYERS, METHODS
 from mt3.version import __version__
-
-if TYPE_CHECKING:
-    from mt3.data import CorruptedSet, Dataset
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--tensorboard", action="store_true", help="also log for TensorBoard (an extra)")
     data_arguments(train)
     compute_arguments(train)
-    train.set_defaults(run=_train)
+    train.set_defaults(run=train_command)
 
     evaluate = commands.add_parser("evaluate", help="accuracy under corruption, before and after adapting")
     evaluate.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
@@ -73,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     _adapt_arguments(evaluate)
     data_arguments(evaluate)
     compute_arguments(evaluate)
-    evaluate.set_defaults(run=_evaluate)
+    evaluate.set_defaults(run=evaluate_command)
 
     predict = commands.add_parser("predict", help="class and probability of image files, before and after adapting")
     predict.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
@@ -81,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--json", action="store_true", help="print JSON")
     _adapt_arguments(predict)
     compute_arguments(predict)
-    predict.set_defaults(run=_predict)
+    predict.set_defaults(run=predict_command)
 
     corrupt = commands.add_parser("corrupt", help="write corrupted test images in the published -C layout")
     corrupt.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
@@ -96,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     corrupt.add_argument("--preview", type=path, metavar="FILE", help="draw one image under all of them (.png or .pdf)")
     corrupt.add_argument("--image", type=count, default=0, metavar="INDEX", help="which test image to draw")
     data_arguments(corrupt)
-    corrupt.set_defaults(run=_corrupt)
+    corrupt.set_defaults(run=corrupt_command)
 
     add_bench(commands)
 
@@ -133,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     data_arguments(reproduce)
     compute_arguments(reproduce)
-    reproduce.set_defaults(run=_reproduce)
+    reproduce.set_defaults(run=reproduce_command)
 
     report = commands.add_parser("report", help="tables and figures from evaluations and training curves")
     report.add_argument(
@@ -143,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--published", action="store_true", help="the paper's numbers beside them; without DIR, alone")
     report.add_argument("--words", type=path, metavar="FILE", help="Markdown that the report begins with")
     report.add_argument("--page", type=path, metavar="FILE", help="where the report goes (default: report.md in --out)")
-    report.set_defaults(run=_report)
+    report.set_defaults(run=report_command)
 
     demo = commands.add_parser("demo", help="train and evaluate on the embedded digits, in minutes")
     demo.add_argument("--out", type=path, default=Path("runs/demo"))
@@ -151,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--images", type=count, help="held-out images under each corruption (default: the demo's)")
     demo.add_argument("--max-steps", type=count, help="of each training, for a quick look")
     compute_arguments(demo)
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(run=demo_command)
     return parser
 
 
@@ -174,305 +178,6 @@ def _adapt_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gate", type=rate, metavar="P", help="do not adapt where the model is sure to probability P")
     parser.add_argument("--seed", type=count, default=0, help="of the views")
-
-
-def _overrides(extra: Sequence[str]) -> dict[str, str]:
-    """Read `--field value` and `--field=value`."""
-    found: dict[str, str] = {}
-    words = list(extra)
-    while words:
-        word = words.pop(0)
-        if not word.startswith("--"):
-            raise InputError(f"Unexpected argument '{word}'; see `mt3 train --help`.")
-        name, equals, value = word.removeprefix("--").partition("=")
-        if not equals:
-            if not words:
-                raise InputError(f"Expected a value after {word}; see `mt3 train --help`.")
-            value = words.pop(0)
-        found[name] = value
-    return found
-
-
-def _workers(args: argparse.Namespace) -> int:
-    """The processes to use: as asked, or one for each core."""
-    from mt3.workers import count_cores
-
-    if args.workers == 0:
-        raise InputError("Expected at least 1 worker, got 0; give --workers 1 for a single process.")
-    return args.workers or count_cores()
-
-
-def _train(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    preset = args.preset or ("demo" if args.data == "digits" else "paper")
-    config = make_config(args.method, args.data, preset, args.seed, _overrides(extra))
-    from mt3.data import load_dataset
-    from mt3.model import count_parameters
-    from mt3.train import train
-
-    device = set_up(args)
-    dataset = load_dataset(args.data, args.data_dir, args.download)
-    model = train(
-        config, dataset, args.out, device, args.max_steps, args.resume, args.init, args.tensorboard, args.data_dir
-    )
-    print(f"{args.out}: {args.method} on {args.data}, {count_parameters(model)} parameters")
-
-
-def _dataset_of_run(args: argparse.Namespace, optional: bool) -> "tuple[Dataset | None, dict[str, Any]]":
-    """The data set a run was trained on, and what its run.json says."""
-    from mt3.checkpoint import find_model, read_run
-    from mt3.data import load_dataset
-
-    run = read_run(find_model(args.model))
-    name = args.data or run.get("config", {}).get("data")
-    if name is None:
-        if optional:
-            return None, run
-        raise InputError(f"{args.model} does not say which data it was trained on; give --data.")
-    recorded = run.get("data_dir")
-    data_dir = args.data_dir or (Path(recorded) if recorded else None)
-    try:
-        return load_dataset(name, data_dir, args.download), run
-    except InputError as error:
-        if optional and args.data_dir is None and not args.download:
-            print(f"without clean images: {error}", file=sys.stderr)
-            return None, run
-        raise
-
-
-def _evaluate(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.checkpoint import find_model, load, shipped_models
-    from mt3.evaluate import TestImages, evaluate
-    from mt3.report import evaluation_summary
-
-    device = set_up(args)
-    model = load(args.model).to(device)
-    dataset, run = _dataset_of_run(args, optional=args.corrupted is not None)
-    if dataset is not None and dataset.num_classes != model.num_classes:
-        raise InputError(
-            f"The model has {model.num_classes} classes, {dataset.name} {dataset.num_classes}; give its own."
-        )
-    corrupted, names, severities = _corrupted_images(args, dataset)
-    about = {
-        "data": (dataset.name if dataset else None) or run.get("config", {}).get("data"),
-        "method": run.get("config", {}).get("method"),
-        "preset": run.get("config", {}).get("preset"),
-        "train_seed": run.get("config", {}).get("seed"),
-    }
-    if args.ablation is not None:
-        about["ablation"] = args.ablation
-    if dataset is not None and model.classes and tuple(model.classes) != dataset.classes:
-        raise InputError(
-            f"The model knows {name_list(model.classes[:3])} and so on, {dataset.name} has "
-            f"{name_list(dataset.classes[:3])} and so on; give the data that it was trained for."
-        )
-    if args.out is None and find_model(args.model) in shipped_models().values():
-        raise InputError(f"{args.model} comes with the package, where no results go; give --out.")
-    out = args.out or args.model / "evaluation.json"
-    result = evaluate(
-        model,
-        TestImages(dataset, corrupted, first=args.first),
-        names,
-        severities,
-        out,
-        args.limit,
-        args.steps,
-        args.lr,
-        args.views,
-        args.seed,
-        args.controls,
-        about,
-        adapt_layers=args.adapt_layers,
-        average=args.average,
-        gate=args.gate,
-        unadapted=args.unadapted,
-    )
-    print(evaluation_summary(result))
-    print(f"wrote {out} and {out.with_suffix('.npz').name}")
-
-
-def _corrupted_images(
-    args: argparse.Namespace, dataset: "Dataset | None"
-) -> "tuple[CorruptedSet | None, list[str], list[int]]":
-    """The -C directory if one is given, and which corruptions and severities are asked for."""
-    from mt3.corruptions import resolve
-    from mt3.data import open_corrupted
-
-    severities = sorted(set(args.severity or [5]))
-    asked = args.corruptions or ["all"]
-    if not set(severities) <= set(range(1, 6)):
-        raise InputError(f"Expected severities from 1 to 5, got {name_list(severities)}.")
-    if args.corrupted is None:
-        return None, [] if asked == ["none"] else list(resolve(asked)), severities
-    corrupted = open_corrupted(args.corrupted, dataset.name if dataset else None)
-    return corrupted, _group_names(asked, corrupted, severities), severities
-
-
-def _group_names(asked: Sequence[str], corrupted: "CorruptedSet", severities: Sequence[int]) -> list[str]:
-    """Expand `all`, `held-out` and `every` to what a -C directory holds, and check that it holds what is asked for."""
-    from mt3.corruptions import HELD_OUT, PAPER
-
-    present = corrupted.names()
-    groups = {"all": PAPER, "held-out": HELD_OUT, "every": tuple(present)}
-    names = [n for a in asked for n in groups.get(a, (a,)) if a not in groups or n in present]
-    if not names:
-        raise InputError(f"{corrupted.directory} holds none of {name_list(asked)}, but {name_list(present)}.")
-    for name in names:
-        for severity in severities:
-            corrupted.images_of(name, severity)
-    return list(dict.fromkeys(names))
-
-
-def _predict(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.images import read_image
-
-    read = [read_image(path) for path in args.images]
-    from mt3.checkpoint import load
-    from mt3.predict import predict
-
-    device = set_up(args)
-    model = load(args.model).to(device)
-    pixels = [image for image, _ in read]
-    answers = predict(model, pixels, args.steps, args.lr, args.views, args.seed, args.average, args.gate)
-    for answer, file, (_, notes) in zip(answers, args.images, read, strict=True):
-        answer |= {"image": str(file), "converted": notes}
-    if args.json:
-        print(json.dumps(answers, indent=2))
-        return
-    for answer in answers:
-        if answer["converted"]:
-            print(f"{answer['image']}: {', '.join(answer['converted'])}", file=sys.stderr)
-        before, after = answer["before"], answer["after"]
-        line = f"{answer['image']}: {before['class']} {100 * before['probability']:.1f} % before"
-        if after is None:
-            line += " (does not adapt)"
-        elif not answer["adapted"]:
-            line += " (sure, so not adapted)"
-        else:
-            line += f", {after['class']} {100 * after['probability']:.1f} % after adapting"
-        print(line)
-
-
-def _corrupt(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    if args.out is None and args.preview is None:
-        raise InputError("Expected --out DIR for the images, --preview FILE for a figure, or both; got neither.")
-    from mt3.corruptions import resolve
-    from mt3.corruptions.write import SEVERITIES, check_severities, write_corrupted
-    from mt3.data import load_dataset
-
-    names = resolve(args.corruptions or ["every"])
-    severities = check_severities(args.severities or SEVERITIES)
-    workers = _workers(args)
-    dataset = load_dataset(args.data, args.data_dir, args.download)
-    if args.preview is not None:
-        _check_preview(args, dataset)
-    if args.out is not None:
-        written = write_corrupted(dataset, args.out, names, severities, args.limit, args.seed, workers)
-        kept = f"; {len(names) - len(written)} of {len(names)} were there" if len(written) < len(names) else ""
-        print(f"{args.out}: {args.data} under {name_list(names)} at severities {name_list(severities)}{kept}")
-
-    if args.preview is not None:
-        _preview(args, dataset, names, severities)
-        print(f"wrote {args.preview}")
-
-
-def _check_preview(args: argparse.Namespace, dataset: "Dataset") -> None:
-    """Refuse what cannot be drawn, before the images are written."""
-    from mt3.figures import check_figure, import_pyplot
-
-    check_figure(args.preview)
-    check_can_write(args.preview)
-    import_pyplot()
-    count = len(dataset.test_images)
-    if args.image >= count:
-        raise InputError(f"Expected an --image from 0 to {count - 1}, got {args.image}; choose one of these.")
-
-
-def _preview(args: argparse.Namespace, dataset: "Dataset", names: Sequence[str], severities: Sequence[int]) -> None:
-    """Draw one test image with the very pixels that --out gives it."""
-    import numpy as np
-
-    from mt3.corruptions import apply
-    from mt3.figures import draw_corruptions
-
-    image = dataset.test_images[args.image : args.image + 1]
-    corrupted = {
-        name: np.concatenate([apply(image, name, severity, args.seed, args.image) for severity in severities])
-        for name in names
-    }
-    draw_corruptions(args.preview, image[0], corrupted, severities)
-
-
-def _reproduce(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    preset = args.preset or ("demo" if args.data == "digits" else "paper")
-    overrides = {name.replace("-", "_"): value for name, value in _overrides(extra).items()}
-    for name, instead in (("method", "--methods"), ("seed", "--seeds")):
-        if name in overrides:
-            raise InputError(f"Unexpected argument '--{name}': every training has its own; give {instead}.")
-    if args.seeds < 1:
-        raise InputError("Expected at least 1 seed, got 0.")
-    if args.jobs == 0:
-        raise InputError("Expected at least 1 job, got 0; give --jobs 1 for one run after the other.")
-    if args.dry_run and args.download:
-        raise InputError("A dry run writes nothing, so that it does not download; drop --download or --dry-run.")
-    methods = [name for name in METHODS if name in {get_method(m).name for m in args.methods or ()}]
-    ablations = resolve_ablations(args.ablations or [])
-    from mt3.data import load_dataset
-    from mt3.evaluate import TestImages
-    from mt3.plan import Study, paper_methods
-    from mt3.reproduce import reproduce
-
-    for method in methods or paper_methods(args.data):
-        make_config(method, args.data, preset, overrides=overrides)  # what is wrong with it is said before all else
-    device = set_up(args)
-    if args.corrupted is None:
-        _corrupted_images(args, None)
-    dataset = load_dataset(args.data, args.data_dir, args.download)
-    corrupted, names, severities = _corrupted_images(args, dataset)
-    study = Study(
-        args.out or Path("runs") / f"{preset}-{args.data}",
-        TestImages(dataset, corrupted),
-        preset,
-        methods or paper_methods(args.data),
-        args.seeds,
-        names,
-        severities,
-        args.limit,
-        args.sweep_limit,
-        ablations,
-        overrides,
-        device,
-        args.data_dir,
-        args.jobs or default_jobs(device),
-    )
-    reproduce(study, args.dry_run)
-
-
-def _report(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.report import write_report
-
-    if not args.results and not args.published:
-        raise InputError(
-            "Expected directories of results, got none; give some, or --published for the paper's numbers."
-        )
-    first = args.results[0] if args.results else Path()
-    out = args.out or (first.parent if first.is_file() else first) / "report"
-    words = "" if args.words is None else read_text(args.words)
-    if args.words is not None and args.page is not None and args.words.resolve() == args.page.resolve():
-        raise InputError(f"The report would take the place of {args.words}; choose another --page.")
-    table, files, notes = write_report(args.results, out, args.published, words=words, page=args.page)
-    for note in notes:
-        print(note, file=sys.stderr)
-    print(f"{table}\n" if table else "", end="")
-    elsewhere = "" if args.page is None else f"{args.page}, and "
-    inside = files if args.page is None else files[1:]
-    print(f"wrote {elsewhere}{name_list(f.name for f in inside)} in {out}")
-
-
-def _demo(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.demo import IMAGES, run_demo
-
-    device = set_up(args)
-    print(run_demo(args.out, args.seed, device, args.images or IMAGES, args.max_steps, default_jobs(device)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

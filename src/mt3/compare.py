@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from mt3 import published as paper
 from mt3.errors import name_list
+from mt3.evaluation import CONTROLS, Evaluation
 from mt3.measure import GAINS, mean_interval, paired_interval
 from mt3.method import METHODS
 from mt3.published import AVERAGE, OVERLAPPING, published_table
-from mt3.results import CONTROLS, Evaluation
 from mt3.table import OVERLAP_MARK, Cell, Line, Table, mark_best
 
 AVERAGE_APART = f"average without {OVERLAP_MARK}"

@@ -30,10 +30,11 @@ from mt3.compare import (
 )
 from mt3.curves import MIN_EPOCHS, authors_curve, epoch_table, read_curves
 from mt3.errors import InputError, name_list
+from mt3.evaluation import Evaluation
 from mt3.figures import FORMATS, Figure, bar_rows, draw_bars, draw_convergence, import_pyplot
 from mt3.files import write_text
 from mt3.published import AVERAGE, published_table
-from mt3.results import Evaluation, Results, collect, describe_source
+from mt3.results import Results, collect, describe_source
 from mt3.sweeps import ablation_table, sweep_blocks
 from mt3.table import Cell, Line, Table, csv_text, latex, markdown
 

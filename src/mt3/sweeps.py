@@ -9,9 +9,10 @@ import numpy as np
 
 from mt3.compare import INTERVALS, Row, difference_cell, gain_cell, over_runs
 from mt3.errors import name_list
+from mt3.evaluation import Evaluation, Setting
 from mt3.figures import Figure, Point, Sweep, draw_sweep
 from mt3.method import METHODS
-from mt3.results import Evaluation, Results, Setting, is_alike
+from mt3.results import Results, is_alike
 from mt3.table import Cell, Line, Table
 
 
