@@ -368,7 +368,7 @@ def test_sweeps_and_ablations(folder):
             value = make_evaluation("mt3", seed, rows | {"after": after}, steps=steps, default_adaptation=False)
             write(folder / f"steps-{steps}-{seed}.json", value)
     write(folder / "lr.json", make_evaluation("mt3", 0, MT3[0], lr=0.3, default_adaptation=False))
-    weak = {"before": MT3[0]["before"], "after": accuracies(50, 40, 63)}
+    weak = {"before": MT3[0]["before"], "after": accuracies(50, 40, 63), "clean_other": accuracies(48, 40, 59)}
     write(folder / "first.json", make_evaluation("mt3", 0, weak, ablation="first order"))
     got = tables_of(folder)
     assert "steps-3" not in str(got["accuracy"])
@@ -386,6 +386,7 @@ def test_sweeps_and_ablations(folder):
     assert list(ablations) == ["MT3: default", "MT3: first order"]
     assert ablations["MT3: first order"]["minus default"] == "-7.0"
     assert ablations["MT3: first order"]["after"] == "51.0"
+    assert (ablations["MT3: default"]["adaptation"], ablations["MT3: first order"]["adaptation"]) == ("-", "+2.0")
 
 
 def test_an_ablation_may_adapt_where_its_default_does_not(tmp_path):

@@ -166,7 +166,8 @@ def ablation_table(results: Results) -> Table | None:
             against = Cell(text="-")
             if default is not None and runs is not default:
                 against = difference_cell(Row(title, runs, last), Row(title, default, last), severity)
-            cells += [gain_cell(runs, "gain", severity), against, rival(name, label, runs, last)]
+            cells += [gain_cell(runs, part, severity) for part in ("gain", "adaptation")]
+            cells += [against, rival(name, label, runs, last)]
             cells.append(Cell(len(runs), digits=0))
             shown = title if any(run.has("after") for run in runs) else METHODS[name].before
             lines.append(Line(f"{shown}: {label}", tuple(cells)))
@@ -177,11 +178,13 @@ def ablation_table(results: Results) -> Table | None:
         "same corruption",
         "after",
         "gain",
+        "adaptation",
         "minus default",
         f"minus {METHODS['jt'].before}",
         "runs",
     )
-    note = f"{INTERVALS} Minus default: after adapting if both adapt, over the seeds that both have. "
+    note = f"{INTERVALS} Adaptation: after adapting minus after adapting on an unrelated clean image. "
+    note += "Minus default: after adapting if both adapt, over the seeds that both have. "
     note += f"Minus {METHODS['jt'].before}: after adapting, from the one of the same name that does not adapt."
     if missing:
         note += f" The default {name_list(missing)} was not evaluated under this protocol."
