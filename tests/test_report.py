@@ -481,6 +481,12 @@ def test_words_come_first_and_the_page_may_lie_elsewhere(folder, tmp_path, capsy
     assert (tmp_path / "words.md").read_text() == "# Results\n\nIn plain words.\n"
 
 
+def test_the_authors_curve_stands_only_beside_a_curve(folder):
+    titles = [section.title for section in report_sections(collect([folder]), published=True)]
+    assert "The paper's results" in titles
+    assert "Convergence" not in titles
+
+
 def test_published_alone(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["report", "--published"]) == 0

@@ -146,8 +146,12 @@ def test_what_is_no_evaluation_is_refused(tmp_path):
         collect([write(tmp_path / "a.json", {})])
     value = make_evaluation("mt3", 0, ROWS)
     del value["corruptions"][0]["before"]["accuracy"]
-    with pytest.raises(InputError, match=r"a.json is not a whole evaluation \(KeyError\('accuracy'\)\)"):
+    with pytest.raises(InputError, match=r"a.json is not a whole evaluation \('accuracy' is missing\)"):
         collect([write(tmp_path / "a.json", value)])
+    with pytest.raises(InputError, match=r"a.json is not a whole evaluation \(its method is no name\)"):
+        collect([write(tmp_path / "a.json", make_evaluation("mt3", 0, ROWS, method=["mt3"]))])
+    with pytest.raises(InputError, match=r"a.json is not a whole evaluation \(data that is no name\)"):
+        collect([write(tmp_path / "a.json", make_evaluation("mt3", 0, ROWS, data=["cifar10"]))])
     with pytest.raises(InputError, match=r"Found no evaluation in .* does not say which method"):
         collect([write(tmp_path / "a.json", make_evaluation("mt3", 0, ROWS, method=None))])
     (tmp_path / "cut.json").write_text("{")

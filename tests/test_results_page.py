@@ -1,4 +1,4 @@
-"""Every number on the pages of results follows from the files in results/, by the commands in the Makefile."""
+"""Accuracies and differences on the pages of results follow from the files there, by the commands in the Makefile."""
 
 import re
 import shlex

@@ -123,6 +123,8 @@ def check_whole(evaluation: Evaluation) -> None:
     for key in ("images", "steps", "views", "lr", "clip", "train_seed", "seed"):
         if not isinstance(protocol.get(key), int | float | None):
             raise TypeError(f"{key} that is not a number")
+    if not isinstance(protocol.get("data"), str | None):
+        raise TypeError("data that is no name")
     if not isinstance(protocol.get("versions"), dict | None):
         raise TypeError("versions that are not named")
     rows = [row for row in ("before", "after", "view_average", *CONTROLS) if evaluation.has(row)]

@@ -205,7 +205,7 @@ def report_sections(results: Results, published: bool) -> list[Section]:
         Section("Clean images", [clean] if clean else []),
         Section("Adaptation settings", list(sweep_blocks(results))),
         Section("Ablations", [ablations] if ablations else []),
-        *_convergence_section(results, published),
+        *_convergence_section(results),
         *(published_sections(False) if published else []),
         Section("Methods", [component_table()]),
         _protocol_section(results, rows),
@@ -223,7 +223,7 @@ def published_sections(alone: bool) -> list[Section]:
         blocks += [table, Figure(f"published-{data}", caption, draw)]
     sections = [Section("The paper's results", blocks)]
     if alone:
-        sections += _convergence_section(Results(), True)
+        sections += _convergence_section(Results(), alone=True)
         sections.append(Section("Methods", [component_table()]))
     return sections
 
@@ -264,9 +264,10 @@ def _published_note(protocol: dict[str, Any], names: Sequence[str], beside: Colu
     return text
 
 
-def _convergence_section(results: Results, published: bool) -> list[Section]:
+def _convergence_section(results: Results, alone: bool = False) -> list[Section]:
+    """The curve beside the authors'; without one nothing, unless theirs is to stand alone."""
     curve = read_curves(results.curves)
-    if curve is None and not published:
+    if curve is None and not alone:
         return []
     settings = results.curve_settings or {}
     overlay = settings.get("data") == "cifar10"

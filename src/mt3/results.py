@@ -134,15 +134,20 @@ def _find(paths: Sequence[Path], pattern: str) -> list[Path]:
 
 
 def _make_evaluation(path: Path, value: dict[str, Any]) -> Evaluation:
+    name = value["protocol"]["method"]
+    if not isinstance(name, str):
+        raise InputError(f"{path} is not a whole evaluation (its method is no name); evaluate again.")
     try:
-        method = get_method(value["protocol"]["method"])
-    except (InputError, TypeError) as error:
+        method = get_method(name)
+    except InputError as error:
         raise InputError(f"{path}: {error}") from None
     evaluation = Evaluation(path, value, method, str(value["protocol"].get("ablation") or ""))
     try:
         check_whole(evaluation)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} is not a whole evaluation ({error!r}); evaluate again.") from None
+    except KeyError as error:
+        raise InputError(f"{path} is not a whole evaluation ({error} is missing); evaluate again.") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path} is not a whole evaluation ({error}); evaluate again.") from None
     return replace(evaluation, settings=_training_settings(path.parent, value["protocol"]))
 
 
