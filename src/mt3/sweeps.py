@@ -9,7 +9,7 @@ import numpy as np
 
 from mt3.compare import INTERVALS, Row, difference_cell, gain_cell, over_runs
 from mt3.errors import name_list
-from mt3.evaluation import Evaluation, Setting
+from mt3.evaluation import CONTROLS, Evaluation, Setting
 from mt3.figures import Figure, Point, Sweep, draw_sweep
 from mt3.method import METHODS
 from mt3.results import Results, is_alike
@@ -139,7 +139,7 @@ def ablation_table(results: Results) -> Table | None:
     severity: list[int] = next(iter(results.ablations.values()))[0].severities[-1:]
     if not severity:
         return None
-    controls = ("before", "view_average", "clean_other", "same_corruption", "after")
+    answered = ("before", "view_average", *CONTROLS, "after")
     lines, missing = [], []
 
     def rival(name: str, label: str, runs: list[Evaluation], last: str) -> Cell:
@@ -159,7 +159,7 @@ def ablation_table(results: Results) -> Table | None:
             missing.append(title)
         for label, runs in [*([("default", default)] if default else []), *groups.items()]:
             cells = []
-            for row in controls:
+            for row in answered:
                 values = [run.average(row, severity) for run in runs if run.has(row)]
                 cells.append(over_runs(values) if values else Cell(text="-"))
             last = "after" if all(run.has("after") for run in (*runs, *(default or []))) else "before"
@@ -174,8 +174,7 @@ def ablation_table(results: Results) -> Table | None:
     columns = (
         "before",
         "views averaged",
-        "unrelated clean",
-        "same corruption",
+        *CONTROLS.values(),
         "after",
         "gain",
         "adaptation",
