@@ -79,7 +79,7 @@ def state_of(model: mt3.MT3Model, ema: dict[str, Tensor] | None = None) -> State
 @pytest.mark.parametrize(("layers", "names"), [("norm", BYOL_NORMS), ("last", LAST)])
 def test_meta_gradient_with_some_layers_equals_a_plain_unroll(steps, clip, layers, names):
     model, task = make_model(adapt_layers=layers), make_task()
-    got = meta_gradient(state_of(model), task, inner_steps=steps, clip=clip)
+    got = meta_gradient(state_of(model), task, inner_steps=steps, inner_clip=clip)
     want = by_hand(model, task, steps=steps, norm=clip, adapted=sorted(names))
     assert relative_error(got, want) < 1e-9
     assert relative_error(got, by_hand(model, task, steps=steps, norm=clip)) > 1e-4  # as all layers would
@@ -141,7 +141,7 @@ def test_inner_targets_from_the_moving_average(steps):
         n: p.detach() + 0.3 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
         for n, p in model.named_parameters()
     }
-    got = meta_gradient(state_of(model, ema), task, inner_steps=steps, clip=None, inner_target="ema")
+    got = meta_gradient(state_of(model, ema), task, inner_steps=steps, inner_clip=None, inner_target="ema")
     theta = {n: p.detach() for n, p in model.named_parameters()}
     inside, outside = (reference.network(p, task.views.images, GROUPS, torch.relu)[1] for p in (ema, theta))
     want = by_hand(model, task, steps=steps, norm=None, frozen=[inside] * steps + [outside])
@@ -195,7 +195,7 @@ def test_resumed_training_with_the_average_is_bit_identical(tmp_path, digits):
 
 
 def test_meta_trained_rotation_steps_on_the_rotation_loss(digits):
-    config = small_config(**TRAINED["rotation"], clip=None)
+    config = small_config(**TRAINED["rotation"], inner_clip=None)
     state = make_state(config, digits, torch.device("cpu"))
     model = state.model
     assert model.hidden is not None  # the head of MT3

@@ -73,7 +73,7 @@ def test_meta_gradient_equals_hand_written_unroll(steps, clip, head, mode, inner
         task,
         inner_steps=steps,
         inner_lr=0.2,
-        clip=clip,
+        inner_clip=clip,
         clip_mode=mode,
         gamma=0.3,
         inner_target=inner_target,
@@ -102,7 +102,7 @@ def test_meta_gradient_equals_finite_differences(monkeypatch, steps, clip, head)
     model, task = small_model(head), small_task()
     assert task.views is not None
     views = task.views.images
-    got = meta_gradient(model, task, inner_steps=steps, inner_lr=0.2, clip=clip, gamma=0.3)
+    got = meta_gradient(model, task, inner_steps=steps, inner_lr=0.2, inner_clip=clip, gamma=0.3)
     theta = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
     frozen = [reference.network(theta, views, GROUPS, F.softplus)[1].detach()] * (steps + 1)
     generator = torch.Generator().manual_seed(3)
@@ -135,7 +135,7 @@ def test_meta_gradient_equals_finite_differences(monkeypatch, steps, clip, head)
 def test_first_order_matches_its_own_unroll_and_differs_from_second(steps):
     model, task = small_model(), small_task()
     settings = {"steps": steps, "lr": 0.2, "gamma": 0.3, "norm": 0.05}
-    fields = {"inner_steps": steps, "inner_lr": 0.2, "clip": 0.05, "gamma": 0.3}
+    fields = {"inner_steps": steps, "inner_lr": 0.2, "inner_clip": 0.05, "gamma": 0.3}
     first = meta_gradient(model, task, order="first", **fields)
     assert relative_error(first, by_hand(model, task, first_order=True, **settings)) < 1e-9
     assert relative_error(first, meta_gradient(model, task, **fields)) > 1e-3
@@ -145,7 +145,7 @@ def test_first_order_matches_its_own_unroll_and_differs_from_second(steps):
 def test_without_gamma_the_views_need_no_second_pass(layers):
     """Equal to the same loss with a weight that is next to nothing, which has that pass."""
     model, task = small_model(adapt_layers=layers), small_task()
-    fields = {"inner_lr": 0.5, "clip": 0.05}
+    fields = {"inner_lr": 0.5, "inner_clip": 0.05}
     got, near = (meta_gradient(model, task, gamma=gamma, **fields) for gamma in (0.0, 1e-13))
     assert relative_error(got, {name: near[name] for name in got}) < 1e-9
     if layers == "all":
@@ -156,7 +156,7 @@ def test_without_gamma_the_views_need_no_second_pass(layers):
 @pytest.mark.parametrize("order", ["second", "first"])
 def test_learned_rates_have_the_gradient_of_the_unroll(order):
     model, task = small_model(learned_rates=2), small_task()
-    settings = {"inner_steps": 2, "inner_lr": 0.5, "gamma": 0.1, "clip": 0.05, "order": order}
+    settings = {"inner_steps": 2, "inner_lr": 0.5, "gamma": 0.1, "inner_clip": 0.05, "order": order}
     got = meta_gradient(model, task, **settings)
     want = by_hand(model, task, steps=2, lr=0.5, gamma=0.1, norm=0.05, first_order=order == "first")
     assert got["rates"].abs().min() > 0
@@ -173,7 +173,7 @@ def test_tensors_without_a_learned_rate_take_the_plain_step(images):
 
 def test_an_anchor_adds_the_cross_entropy_before_the_step():
     model, task = small_model(), small_task()
-    settings = {"inner_lr": 0.5, "gamma": 0.1, "clip": None}
+    settings = {"inner_lr": 0.5, "gamma": 0.1, "inner_clip": None}
     got = meta_gradient(model, task, anchor=0.25, **settings)
     want = meta_gradient(model, task, **settings)
     before = F.cross_entropy(model(task.images), task.labels)
@@ -222,7 +222,7 @@ def test_targets_carry_no_gradient():
     z = forward(model, theta, task.views.images).projection
     assert z is not None
     constants = [z.detach().clone()] * 2
-    got = meta_gradient(model, task, inner_lr=0.2, clip=None, gamma=0.3)
+    got = meta_gradient(model, task, inner_lr=0.2, inner_clip=None, gamma=0.3)
     want = by_hand(model, task, steps=1, lr=0.2, gamma=0.3, norm=None, frozen=constants)
     assert relative_error(got, want) < 1e-9
 

@@ -192,14 +192,17 @@ def test_sgd_step_with_clip_decay_and_momentum_by_hand(digits):
         torch.testing.assert_close(p.detach(), theta[name])
 
 
-def test_only_meta_training_is_clipped(digits):
-    state = make_state(small_config("jt"), digits, torch.device("cpu"))
-    for p in state.model.parameters():
-        p.grad = torch.full_like(p, 3.0)
-    apply_gradient(state, small_config("jt", weight_decay=0.0, clip=1.0), 0, 10, 10)
-    buffer = state.optimizer.state[state.model.stem.weight]["momentum_buffer"]
-    # weight decay of the optimizer aside, the gradient is as it was
-    torch.testing.assert_close(buffer, torch.full_like(buffer, 3.0), atol=1e-4, rtol=0)
+def test_joint_training_is_clipped_only_where_that_is_asked_for(digits):
+    assert small_config("jt").clip is None  # the paper's
+    for clip, share in ((None, 1.0), (0.5, None)):
+        config = small_config("jt", weight_decay=0.0, clip=clip)
+        state = make_state(config, digits, torch.device("cpu"))
+        for p in state.model.parameters():
+            p.grad = torch.full_like(p, 3.0)
+        norm = 3.0 * math.sqrt(sum(p.numel() for p in state.model.parameters()))
+        apply_gradient(state, config, 0, 10, 10)
+        buffer = state.optimizer.state[state.model.stem.weight]["momentum_buffer"]
+        torch.testing.assert_close(buffer, torch.full_like(buffer, 3.0 * (share or 0.5 / norm)))
 
 
 def test_gradient_of_a_step_is_the_mean_over_its_tasks(digits):
@@ -521,17 +524,23 @@ def test_the_gradient_does_not_depend_on_the_threads(digits, method, threads, mo
     "fields",
     [
         {},
-        {"inner_steps": 3, "clip": 0.05, "clip_mode": "tensor"},
-        {"inner_steps": 2, "clip": 0.05, "inner_target": "previous", "outer_target": "adapted", "head": "official"},
+        {"inner_steps": 3, "inner_clip": 0.05, "clip_mode": "tensor"},
+        {
+            "inner_steps": 2,
+            "inner_clip": 0.05,
+            "inner_target": "previous",
+            "outer_target": "adapted",
+            "head": "official",
+        },
         {"inner_steps": 2, "inner_target": "ema", "ema_start": "random"},
-        {"order": "first", "clip": 0.05},
-        {"selfsup": "rotation", "inner_steps": 2, "clip": 0.05},
+        {"order": "first", "inner_clip": 0.05},
+        {"selfsup": "rotation", "inner_steps": 2, "inner_clip": 0.05},
         {"task_images": 1},
         {"view_images": 1, "gamma": 0.0},
         {"view_images": 2, "outer_target": "adapted"},
-        {"learn_rates": True, "inner_steps": 2, "clip": 0.05},
+        {"learn_rates": True, "inner_steps": 2, "inner_clip": 0.05},
         {"anchor": 0.5},
-        {"gamma": 0.0, "clip": 0.05},
+        {"gamma": 0.0, "inner_clip": 0.05},
     ],
     ids=lambda fields: ",".join(fields) or "paper",
 )

@@ -37,8 +37,8 @@ class Clock:
     def step(self, config: Config) -> float:
         """Of a training, on a state that is thrown away."""
         # the length of the training and its rates change nothing
-        kind = replace(same_cost(config), epochs=1.0, schedule="constant", milestones=(), average=0.0)
-        kind = replace(kind, warm_method=None, warm_epochs=0.0)
+        kind = replace(same_cost(config), epochs=1.0, schedule="constant", milestones=(), average=0.0, warmup=0.0)
+        kind = replace(kind, warm_method=None, warm_epochs=None)
         if kind not in self.steps:
             with self._threads():
                 self.steps[kind] = time_step(kind, self.dataset, self.device)

@@ -22,11 +22,11 @@ CHOICES = {
     "inner_target": ("meta", "previous", "ema"),
     "adapt_layers": LAYERS,
     "outer_target": ("meta", "adapted"),
-    "schedule": ("constant", "cosine", "step"),
-    "warm_schedule": ("constant", "cosine", "step"),
+    "schedule": ("constant", "linear", "cosine", "step"),
+    "warm_schedule": ("constant", "linear", "cosine", "step"),
     "ema_schedule": ("constant", "cosine"),
     "ema_start": ("online", "random"),
-    "precision": ("float32", "bfloat16"),
+    "precision": ("auto", "float32", "bfloat16"),
 }
 BOOKKEEPING = ("log_every", "checkpoint_every")  # fields that do not change what is trained
 
@@ -52,7 +52,8 @@ class Config:
     groups: int | None = None  # of GroupNorm; none: min(16, width / 2)
     hidden: int = 256  # neurons of the hidden layer of h, p and q
     projection: int = 128  # dimensions of z and r
-    precision: str = "float32"  # of forward and backward passes; weights, updates and losses are float32 in any case
+    zero_init: bool = False  # the last convolution of every block starts at zero, so that the block starts as identity
+    precision: str = "float32"  # of forward and backward passes; auto: bfloat16 where the processor is made for it
 
     # the outer loop
     epochs: float = 200.0  # passes over the training images; a fraction is allowed
@@ -62,22 +63,27 @@ class Config:
     view_images: int | None = None  # of these, how many have views; the others are only classified; none: all
     lr: float = 0.01  # beta, the (meta-)learning rate
     momentum: float = 0.9  # of SGD
+    nesterov: bool = False  # Nesterov's momentum
     weight_decay: float = 1.5e-6  # L2, added to the gradient after clipping
-    schedule: str = "constant"  # of the learning rate: constant, cosine (to `final_lr`) or step
-    final_lr: float = 0.0  # share of `lr` that the cosine ends at
+    decay_norms: bool = True  # norms and biases decay, too
+    warmup: float = 0.0  # share of the steps in which the learning rate rises linearly to `lr`
+    schedule: str = "constant"  # of the learning rate, after the warm-up: constant, linear, cosine or step
+    final_lr: float = 0.0  # share of `lr` that linear and cosine end at
     milestones: tuple[float, ...] = ()  # epochs after which the step schedule multiplies by 0.1
-    clip: float | None = 10.0  # norm of the inner and of the meta-gradient; none: no clipping
+    smoothing: float = 0.0  # of the labels: share of a label that is spread over all classes
+    clip: float | None = 10.0  # norm of the gradient of a step; 10 for the meta-gradient, none for ce and joint
     clip_mode: str = "global"  # one norm over all tensors, or each tensor by its own
     gamma: float = 0.1  # weight of the self-supervised loss beside the cross-entropy
     anchor: float = 0.0  # weight of the cross-entropy before the inner steps, beside the one after them
     average: float = 0.0  # decay of a moving average of the weights, which is the finished model; 0: the last weights
     warm_method: str | None = None  # a training that comes first and gives the weights to start from
-    warm_epochs: float = 0.0  # of that training
-    warm_schedule: str = "constant"  # of its learning rate, as `schedule`
+    warm_epochs: float | None = None  # of that training, which is then at a learning rate of ...
+    warm_schedule: str = "constant"  # ... this schedule, without an average; none: it is as its method has it
 
     # the inner loop
     inner_steps: int = 1  # M
     inner_lr: float = 0.1  # alpha
+    inner_clip: float | None = 10.0  # norm of the inner gradient; none: no clipping
     order: str = "second"  # exact second-order meta-gradients, or first
     inner_target: str = (
         "meta"  # what gives z inside: the meta-model, the previous step's parameters or a moving average
@@ -92,6 +98,7 @@ class Config:
     ema_start: str = "online"  # the online weights, or random ones of its own
 
     # augmentation
+    shift_group: int | None = None  # images of a batch that share a draw of B; none: all of them
     crop_max: int = 32  # pixels; A crops a square of 20 to this many
     pad: int = 2  # pixels of zeros around x before its random crop
     flip: bool = False  # horizontal flips of x, image by image
@@ -140,7 +147,7 @@ class Config:
         ):
             if getattr(self, name) < 0:
                 raise InputError(f"Expected {name} not to be negative, got {getattr(self, name)}.")
-        for name in ("clip", "test_clip"):
+        for name in ("clip", "inner_clip", "test_clip"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise InputError(f"Expected {name} to be a norm above 0 or none, got {getattr(self, name)}.")
         if self.task_images is not None and (self.task_images < 1 or self.task_size % self.task_images):
@@ -151,11 +158,17 @@ class Config:
             raise InputError(f"view_images belongs to the byol task; drop it for {self.selfsup}.")
         if self.warm_method is not None:
             get_method(self.warm_method)
-            if not self.warm_epochs > 0:
+            if self.warm_epochs is not None and not self.warm_epochs > 0:
                 raise InputError(f"Expected warm_epochs to be above 0, got {self.warm_epochs}; or drop warm_method.")
-        for name in ("momentum", "ema_momentum", "final_lr", "average", "negative", "cast", "test_gate"):
+        for name in ("momentum", "ema_momentum", "final_lr", "average", "negative", "cast", "test_gate", "smoothing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"Expected {name} between 0 and 1, got {getattr(self, name)}.")
+        if not 0 <= self.warmup < 1:
+            raise InputError(f"Expected warmup to be a share of the steps from 0 to below 1, got {self.warmup}.")
+        if self.nesterov and not self.momentum:
+            raise InputError("Nesterov's momentum needs a momentum above 0; raise momentum or drop nesterov.")
+        if self.shift_group is not None and (self.shift_group < 1 or self.task_size % self.shift_group):
+            raise InputError(f"Expected shift_group to divide task_size {self.task_size}, got {self.shift_group}.")
         if any(m < 0 for m in self.milestones):
             raise InputError(f"Expected milestones not to be negative, got {name_list(self.milestones)}.")
         if not 20 <= self.crop_max <= 32:
@@ -195,7 +208,7 @@ def make_config(
         "head": cell.head,
     }
     if cell.training != "meta":
-        values |= {"tasks": 1, "task_size": 128}
+        values |= {"tasks": 1, "task_size": 128, "clip": None}
     toml = read_preset(preset)
     by_method, by_data = toml.pop("method", {}), toml.pop("data", {})
     of_data = dict(by_data.get(data, {}))
@@ -209,14 +222,16 @@ def warm_config(config: Config) -> Config | None:
     """The training that comes before this one.
 
     It has this one's preset, seed, network and augmentation of x; all else is its method's, a start of its own included
-    unless that is by the same method.
+    unless that is by the same method. With `warm_epochs` it is a short one of so many epochs.
     """
     if config.warm_method is None:
         return None
-    network = ("depth", "width", "groups", "hidden", "projection")
+    network = ("depth", "width", "groups", "hidden", "projection", "precision")
     augmentation = ("batch_aug", "pad", "flip", "vertical_flip", "negative", "cast")
-    overrides = {name: getattr(config, name) for name in (*network, *augmentation, *BOOKKEEPING)}
-    overrides |= {"epochs": config.warm_epochs, "schedule": config.warm_schedule, "average": 0.0}
+    shared = (*network, *BOOKKEEPING, *(augmentation if config.warm_epochs is not None else ()))
+    overrides = {name: getattr(config, name) for name in shared}
+    if config.warm_epochs is not None:
+        overrides |= {"epochs": config.warm_epochs, "schedule": config.warm_schedule, "average": 0.0}
     first = make_config(config.warm_method, config.data, config.preset, config.seed, overrides)
     return dataclasses.replace(first, warm_method=None) if first.warm_method == first.method else first
 

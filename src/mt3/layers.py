@@ -38,11 +38,9 @@ class Conv2d(nn.Conv2d):
 
 
 class GroupNorm(nn.GroupNorm):
-    """`nn.GroupNorm` of images, twice differentiable in few passes."""
+    """`nn.GroupNorm` of images, twice differentiable in few passes; images of less precision stay so, sums do not."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(self.weight.dtype)  # statistics in full precision, as PyTorch's autocast has it
         groups = self.num_groups * (len(self.weight) if self.weight.dim() == 2 else 1)
         y: Tensor = _Norm.apply(x, self.weight.flatten(), self.bias.flatten(), groups, self.eps)  # type: ignore[no-untyped-call]
         return y
@@ -135,12 +133,17 @@ class _ConvolutionBackward(Function):
 class _Norm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
-        n, c, h, w = x.shape
-        last = x.contiguous(memory_format=LAST)
-        y, mean, rstd = torch.native_group_norm(last, weight, bias, n, c, h * w, groups, eps)
+        last = x.to(weight.dtype, memory_format=LAST)
+        size = x[0].numel() // groups  # values of a group
+        mean = _of_groups(last.sum((2, 3)), groups) / size  # (N, G)
+        centre = _pixels(_of_channels(mean, x))
+        centred = last - centre if last is x else last.sub_(centre)
+        variance = _of_groups((centred * centred).sum((2, 3)), groups) / size
+        rstd = (variance + eps).rsqrt()
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.groups = groups
-        return y
+        scale = _pixels(weight * _of_channels(rstd, x))
+        return torch.addcmul(bias.view(1, -1, 1, 1), centred, scale, out=centred).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Grad, Grad, Grad, None, None]:
@@ -148,19 +151,39 @@ class _Norm(Function):
         return *_NormBackward.apply(g, x, weight, mean, rstd, ctx.groups), None, None  # type: ignore[no-untyped-call]
 
 
+def _of_groups(of_channels: Tensor, groups: int) -> Tensor:
+    """Sums (N, C) over channels to sums (N, G) over groups."""
+    return of_channels.view(len(of_channels), groups, -1).sum(2)
+
+
+def _of_channels(of_groups: Tensor, x: Tensor) -> Tensor:
+    """What is the same in a group (N, G), for each of its channels (N, C)."""
+    return of_groups.repeat_interleave(x.shape[1] // of_groups.shape[1], dim=1)
+
+
+def _pixels(of_channels: Tensor) -> Tensor:
+    """(N, C) as (N, C, 1, 1)."""
+    return of_channels[:, :, None, None]
+
+
 class _NormBackward(Function):
     @staticmethod
     def forward(
         ctx: Any, g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, groups: int
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """With xhat = (x - mean) rstd, u = weight g and m() the mean over a group: rstd (u - m(u) - xhat m(u xhat))."""
         ctx.save_for_backward(g, x, weight, mean, rstd)
         ctx.groups = groups
-        n, c, h, w = x.shape
-        g, x = g.contiguous(memory_format=LAST), x.contiguous(memory_format=LAST)
-        gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_group_norm_backward(
-            g, x, mean, rstd, weight, n, c, h * w, groups, [True, True, True]
-        )
-        return gradients
+        size = x[0].numel() // groups
+        g, last = (t.to(weight.dtype, memory_format=LAST) for t in (g, x))
+        centre, r = _of_channels(mean, x), _of_channels(rstd, x)
+        sum_g = g.sum((2, 3))  # (N, C)
+        sum_gx = r * ((g * last).sum((2, 3)) - centre * sum_g)  # of g xhat
+        mean_g = _of_channels(_of_groups(weight * sum_g, groups) / size, x)
+        on_x = -r * r * _of_channels(_of_groups(weight * sum_gx, groups) / size, x)
+        rest = -r * mean_g - on_x * centre
+        for_x = torch.addcmul(_pixels(rest), _pixels(on_x), last).addcmul_(_pixels(r * weight), g)
+        return for_x.to(x.dtype), sum_gx.sum(0), sum_g.sum(0)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor, to_weight: Tensor, to_bias: Tensor) -> tuple[Grad, ...]:
@@ -171,20 +194,13 @@ class _NormBackward(Function):
         """
         _refuse_third_derivative()
         g, x, weight, mean, rstd = ctx.saved_tensors
-        n, c = x.shape[:2]
-        members = c // ctx.groups  # channels of a group
-        size = members * x[0, 0].numel()  # values of a group
+        dtype, (v, g, x) = x.dtype, (t.to(weight.dtype) for t in (v, g, x))
+        size = x[0].numel() // ctx.groups
 
-        def by_channel(of_group: Tensor) -> Tensor:  # (N, G) -> (N, C)
-            return of_group.repeat_interleave(members, dim=1)
+        def m(of_channels: Tensor) -> Tensor:  # sums (N, C) -> means of the groups, for each channel
+            return _of_channels(_of_groups(of_channels, ctx.groups) / size, x)
 
-        def m(of_channel: Tensor) -> Tensor:  # sums (N, C) -> means of the groups, for each channel
-            return by_channel(of_channel.view(n, ctx.groups, members).sum(2) / size)
-
-        def pixels(coefficient: Tensor) -> Tensor:  # (N, C) -> (N, C, 1, 1)
-            return coefficient[:, :, None, None]
-
-        mean, r = by_channel(mean), by_channel(rstd)
+        mean, r = _of_channels(mean, x), _of_channels(rstd, x)
         sum_v, sum_g = v.sum((2, 3)), g.sum((2, 3))  # (N, C)
         sum_vx = r * ((v * x).sum((2, 3)) - mean * sum_v)  # of v xhat
         sum_gx = r * ((g * x).sum((2, 3)) - mean * sum_g)  # of g xhat
@@ -195,12 +211,12 @@ class _NormBackward(Function):
         # for g: weight J v + to_weight xhat + to_bias
         on_x = r * (to_weight - weight * r * a)
         rest = to_bias - weight * r * mean_v - on_x * mean
-        for_g = torch.addcmul(torch.addcmul(pixels(rest), pixels(on_x), x), pixels(weight * r), v)
+        for_g = torch.addcmul(torch.addcmul(_pixels(rest), _pixels(on_x), x), _pixels(weight * r), v)
         # for x: what moves with rstd and xhat in <v, J (weight g)>, and J (to_weight g)
         on_x = -r * (r * r * (covariance - 2 * a * b) + r * m(to_weight * sum_gx))
         rest = r * r * (b * mean_v + a * mean_g) - r * m(to_weight * sum_g) - on_x * mean
         on_g = r * (to_weight - r * a * weight)
-        for_x = torch.addcmul(torch.addcmul(pixels(rest), pixels(on_x), x), pixels(-r * r * b), v)
-        for_x = for_x.addcmul_(pixels(on_g), g)
+        for_x = torch.addcmul(torch.addcmul(_pixels(rest), _pixels(on_x), x), _pixels(-r * r * b), v)
+        for_x = for_x.addcmul_(_pixels(on_g), g)
         for_weight = (r * (sum_vg - mean_v * sum_g - a * sum_gx)).sum(0)
-        return for_g, for_x, for_weight, None, None, None
+        return for_g.to(dtype), for_x.to(dtype), for_weight, None, None, None

@@ -41,10 +41,9 @@ def draw_task(images: Tensor, labels: Tensor, config: Config, generator: torch.G
     raw = as_float(images)
     x = crop_and_flip(raw, generator, config.pad, config.flip)
     views = [make_views(raw[: config.view_images], generator, config.crop_max)] if config.selfsup == "byol" else []
-    parts = [x, *views]
-    batch = torch.cat(parts)
+    batch = torch.cat([x, *views])
     if config.batch_aug:
-        batch = apply_shift(batch, draw_shift(generator, config.vertical_flip, config.negative, config.cast), generator)
+        batch = _shift_groups(batch, len(raw), config, generator)
     x, rest = batch[: len(raw)], batch[len(raw) :]
     if config.selfsup == "byol":
         return Task(x, labels, Views(rest))
@@ -52,6 +51,19 @@ def draw_task(images: Tensor, labels: Tensor, config: Config, generator: torch.G
         quarters = torch.arange(4, device=x.device).repeat_interleave(len(x))
         return Task(x, labels, Views(rotate(x.repeat(4, 1, 1, 1), quarters), quarters))
     return Task(x, labels, None)
+
+
+def _shift_groups(batch: Tensor, images: int, config: Config, generator: torch.Generator) -> Tensor:
+    """Apply B to a task's images and their views, one draw for all or, with `shift_group`, for so many images."""
+    size = config.shift_group or images
+    views = (len(batch) - images) // 2  # of each kind, of the first so many images
+    image = torch.cat([torch.arange(images), *[torch.arange(views)] * 2]).to(batch.device)  # that a row shows
+    shifted = torch.empty_like(batch)
+    for start in range(0, images, size):
+        rows = (image // size == start // size).nonzero()[:, 0]
+        shift = draw_shift(generator, config.vertical_flip, config.negative, config.cast)
+        shifted[rows] = apply_shift(batch[rows], shift, generator)
+    return shifted
 
 
 def draw_step_task(
@@ -79,8 +91,12 @@ def stack_tasks(tasks: Sequence[Task]) -> Task:
     return Task(torch.stack([task.images for task in tasks]), torch.stack([task.labels for task in tasks]), views)
 
 
+def _cross_entropy(logits: Tensor, labels: Tensor, config: Config) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing=config.smoothing)
+
+
 def _joint_pass(
-    model: MT3Model, params: Params, task: Task, target: Tensor | None, own_target: bool = False
+    model: MT3Model, params: Params, task: Task, target: Tensor | None, config: Config, own_target: bool = False
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Logits of x, and the cross-entropy and self-supervised loss, from one pass over x and its views."""
     assert task.views is not None
@@ -95,7 +111,7 @@ def _joint_pass(
         own = outputs.projection[..., k:, :]
         outputs = outputs._replace(prediction=outputs.prediction[..., k:, :], projection=own)
         target = own.detach() if own_target else target
-    ce = F.cross_entropy(logits.flatten(0, -2), task.labels.flatten())
+    ce = _cross_entropy(logits, task.labels, config)
     selfsup = selfsup_loss(outputs, task.views, target).mean()
     return logits, {"ce": ce, "selfsup": selfsup}
 
@@ -103,7 +119,7 @@ def _joint_pass(
 def ce_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
     """Cross-entropy alone."""
     logits = state.model(task.images)
-    loss = F.cross_entropy(logits, task.labels)
+    loss = _cross_entropy(logits, task.labels, config)
     return Loss(loss, {"ce": loss, "accuracy_before": _accuracy(logits, task.labels)})
 
 
@@ -114,7 +130,7 @@ def joint_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
     if state.ema is not None:
         with torch.no_grad():
             target = forward(state.model, state.ema, task.views.images).projection
-    logits, metrics = _joint_pass(state.model, _theta(state.model), task, target)
+    logits, metrics = _joint_pass(state.model, _theta(state.model), task, target, config)
     total = metrics["ce"] + config.gamma * metrics["selfsup"]
     return Loss(total, metrics | {"accuracy_before": _accuracy(logits, task.labels)})
 
@@ -134,7 +150,7 @@ def meta_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
         model.adapted_names(),
         config.inner_steps,
         config.inner_lr,
-        config.clip,
+        config.inner_clip,
         config.clip_mode,
         config.inner_target,
         second_order=config.order == "second",
@@ -142,11 +158,11 @@ def meta_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
     )
     if config.gamma:
         target = inner.outputs.projection.detach() if inner.outputs.projection is not None else None
-        logits, metrics = _joint_pass(model, inner.params, task, target, own_target=config.outer_target == "adapted")
+        logits, metrics = _joint_pass(model, inner.params, task, target, config, config.outer_target == "adapted")
         total = metrics["ce"] + config.gamma * metrics["selfsup"]
     else:  # no second pass over the views
         logits = functional_call(model, inner.params, (task.images,))
-        total = F.cross_entropy(logits.flatten(0, -2), task.labels.flatten())
+        total = _cross_entropy(logits, task.labels, config)
         metrics = {"ce": total}
     metrics |= {"inner_loss": inner.loss.mean(), "inner_grad_norm": inner.grad_norm.mean()}
     metrics["accuracy_after"] = _accuracy(logits, task.labels)
@@ -155,7 +171,7 @@ def meta_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
             before = model(task.images.flatten(0, -4)).view_as(logits)
         metrics["accuracy_before"] = _accuracy(before, task.labels)
     if config.anchor:
-        metrics["ce_before"] = F.cross_entropy(before.flatten(0, -2), task.labels.flatten())
+        metrics["ce_before"] = _cross_entropy(before, task.labels, config)
         total = total + config.anchor * metrics["ce_before"]
     return Loss(total, metrics)
 

@@ -57,6 +57,7 @@ METHODS = {
         Method("baseline-sun", "none", False, "ce", "linear", "Baseline (Sun et al.)", None),
         Method("jt-rotation", "rotation", False, "joint", "linear", "JT (Sun et al.)", "TTT (Sun et al.)"),
         Method("baseline", "none", False, "ce", "mt3", "Baseline (ours)", None),
+        Method("supervised", "none", True, "ce", "mt3", "Supervised with B", None),  # not in the paper: a start
         Method("jt", "byol", True, "joint", "mt3", "JT (ours)", "TTT (ours)"),
         Method("mt3", "byol", True, "meta", "mt3", "MT", "MT3"),
     )

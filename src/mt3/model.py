@@ -46,12 +46,12 @@ class Block(nn.Module):
         self.extra_channels = outputs - inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        activated = F.relu(self.norm1(x))
+        activated = F.relu(self.norm1(x), inplace=True)
         shortcut = activated if self.activated_shortcut else x
         if self.extra_channels:
             stack = len(self.conv1.weight) if self.conv1.weight.dim() == 5 else 1
             shortcut = _widen(F.avg_pool2d(shortcut, 2), self.extra_channels, stack)
-        residual: Tensor = self.conv2(F.relu(self.norm2(self.conv1(activated))))
+        residual: Tensor = self.conv2(F.relu(self.norm2(self.conv1(activated)), inplace=True))
         return shortcut + residual
 
 
@@ -254,8 +254,15 @@ class MT3Model(
 
 def _pool(norm: nn.GroupNorm, x: Tensor, stack: int | None) -> Tensor:
     """Features (N, C), or (S, N, C)."""
-    pooled: Tensor = F.relu(norm(x)).mean(dim=(2, 3))
+    pooled: Tensor = F.relu(norm(x), inplace=True).mean(dim=(2, 3))
     return pooled if stack is None else pooled.view(len(pooled), stack, -1).transpose(0, 1)
+
+
+def zero_last_convolutions(model: nn.Module) -> None:
+    """Let every residual block begin as the identity: its last convolution is set to zero."""
+    for module in model.modules():
+        if isinstance(module, Block):
+            nn.init.zeros_(module.conv2.weight)
 
 
 def as_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -52,6 +52,8 @@ def check_run(out: Path, config: Config, resume: bool, init: Path | None) -> dic
         if not resume:
             raise InputError(f"{out} already holds a run; pass --resume to continue it, or choose another --out.")
         before = config_to_dict(config_from_dict(old["config"]))
+        if now["precision"] == "auto":
+            now["precision"] = before["precision"]
         changed = [k for k in now if before[k] != now[k] and k not in BOOKKEEPING]
         own = init == out / WARM and Path(old.get("init") or "").name == WARM  # wherever the run has been moved
         if init is not None and run["init"] != old.get("init") and not own:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from mt3.checkpoint import load
 from mt3.config import Config
 from mt3.data import Dataset
 from mt3.errors import InputError
-from mt3.model import MT3Model, refuse_batch_norm
+from mt3.model import MT3Model, refuse_batch_norm, zero_last_convolutions
 
 
 @dataclass
@@ -51,6 +52,8 @@ def build_model(config: Config, dataset: Dataset) -> MT3Model:
         precision=config.precision,
     )
     model.reset_parameters(seeded_generator("weights", config.seed))
+    if config.zero_init:
+        zero_last_convolutions(model)
     return model
 
 
@@ -62,7 +65,7 @@ def make_state(config: Config, dataset: Dataset, device: torch.device, init: Pat
     refuse_batch_norm(model)
     model.to(device)
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+        parameter_groups(model, config), lr=config.lr, momentum=config.momentum, nesterov=config.nesterov
     )
     ema = None
     averaged = config.training == "joint" or (config.training == "meta" and config.inner_target == "ema")
@@ -73,6 +76,13 @@ def make_state(config: Config, dataset: Dataset, device: torch.device, init: Pat
             start.reset_parameters(seeded_generator("target", config.seed))
         ema = _copy(start)
     return State(model, optimizer, ema, _copy(model) if config.average else None)
+
+
+def parameter_groups(model: MT3Model, config: Config) -> list[dict[str, Any]]:
+    """What the optimizer updates: with decay, and without where norms and biases are spared."""
+    spared = [p for p in model.parameters() if p.dim() < 2 and not config.decay_norms]
+    decayed = [p for p in model.parameters() if p.dim() >= 2 or config.decay_norms]
+    return [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
 
 
 def _copy(model: MT3Model) -> Params:

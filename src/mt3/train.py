@@ -21,6 +21,7 @@ from mt3.files import METRICS_FILE, RUN_FILE, write_json
 from mt3.losses import LOSSES, draw_step_task, stack_tasks
 from mt3.model import MT3Model
 from mt3.parallel import count_threads, side_by_side
+from mt3.precision import choose_precision
 from mt3.progress import Progress
 from mt3.runs import WARM, check_run, count_steps, cut_metrics, steps_done
 from mt3.state import State, make_state, restore_state, state_tensors
@@ -61,10 +62,10 @@ def gradient_of_step(
 
 
 def apply_gradient(state: State, config: Config, step: int, total_steps: int, steps_per_epoch: int) -> dict[str, float]:
-    """Clip the meta-gradient, take the optimizer's step and move the average; returns what to log."""
+    """Clip the gradient, take the optimizer's step and move the average; returns what to log."""
     parameters = [p for p in state.model.parameters() if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
-    clipped, norm = clip_gradients(gradients, config.clip if config.training == "meta" else None, config.clip_mode)
+    clipped, norm = clip_gradients(gradients, config.clip, config.clip_mode)
     grad_norm = float(norm)
     if not math.isfinite(grad_norm):
         return {"grad_norm": grad_norm}
@@ -87,9 +88,15 @@ def apply_gradient(state: State, config: Config, step: int, total_steps: int, st
 
 
 def lr_factor(config: Config, step: int, total_steps: int, steps_per_epoch: int) -> float:
-    """What the learning rate is multiplied by at this step."""
+    """What the learning rate is multiplied by at this step: a linear warm-up, then the schedule over what is left."""
+    warm = round(config.warmup * total_steps)
+    if step < warm:
+        return (step + 1) / warm
+    done = (step - warm) / (total_steps - warm)  # 0 to below 1
+    if config.schedule == "linear":
+        return config.final_lr + (1 - config.final_lr) * (1 - done)
     if config.schedule == "cosine":
-        return config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * step / total_steps))
+        return config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * done))
     if config.schedule == "step":
         return LR_DROP ** sum(step >= m * steps_per_epoch for m in config.milestones)
     return 1.0
@@ -120,6 +127,7 @@ def train(
     for evaluating later. A training that the config has come first goes to `out/warm`, unless `init` is given.
     """
     device = torch.device(device)
+    config = settle_precision(config, out, device)
     first = warm_config(config)
     if first is not None and init is None:
         init = out / WARM
@@ -186,6 +194,18 @@ def train(
     save_model(state.model, out)
     write_json(out / RUN_FILE, run | {"step": step, "total_steps": total_steps, "seconds": round(seconds, 3)})
     return state.model.eval()
+
+
+def settle_precision(config: Config, out: Path, device: torch.device) -> Config:
+    """Replace "auto" by what the run in `out` has, or else by what the device is made for."""
+    if config.precision != "auto":
+        return config
+    begun = read_run(out)
+    if begun:
+        return replace(config, precision=begun["config"].get("precision", "float32"))
+    precision, reason = choose_precision(device)
+    print(f"precision auto: {precision}, since {reason}", file=sys.stderr)
+    return replace(config, precision=precision)
 
 
 def _save(out: Path, state: State, step: int, seconds: float) -> int:

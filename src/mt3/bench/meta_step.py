@@ -53,7 +53,7 @@ class Work(NamedTuple):
 
 def prepare(setting: Setting, dtype: torch.dtype = torch.float32) -> Work:
     """A fresh model and random images, as many as a step takes."""
-    config = make_config("mt3", "cifar10", "paper", 0, asdict(setting) | {"clip": CLIP})
+    config = make_config("mt3", "cifar10", "paper", 0, asdict(setting) | {"clip": CLIP, "inner_clip": CLIP})
     count = setting.tasks * setting.task_size
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)

@@ -84,7 +84,7 @@ def plain_loss(model: MT3Model, task: Task, config: Config) -> Tensor:
     phi = theta
     for _ in range(config.inner_steps):
         loss = _textbook_loss(model, phi, a, a_tilde, z, z_tilde)
-        phi, _ = inner_step(loss, phi, model.adapted_names(), config.inner_lr, config.clip, second_order=True)
+        phi, _ = inner_step(loss, phi, model.adapted_names(), config.inner_lr, config.inner_clip, second_order=True)
     logits = functional_call(model, phi, (task.images,))
     byol = _textbook_loss(model, phi, a, a_tilde, z, z_tilde)
     return F.cross_entropy(logits, task.labels) + config.gamma * byol
