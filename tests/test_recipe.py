@@ -206,3 +206,13 @@ def test_a_start_without_epochs_of_its_own_is_its_methods_training():
     assert start == make_config("supervised", "cifar10", "workstation", 3)
     assert start.average == 0.999
     assert warm_config(start) is None
+
+
+def test_snapshots_are_the_models_that_a_shorter_run_gives(tmp_path, digits):
+    config = small_config("supervised", task_size=8, epochs=0.1, average=0.9, snapshot_every=2)
+    train(config, digits, tmp_path / "long", max_steps=5)
+    train(config, digits, tmp_path / "short", max_steps=4)
+    found = sorted(path.name for path in (tmp_path / "long" / "snapshots").iterdir())
+    assert found == ["step-00000002", "step-00000004"]
+    kept, want = load(tmp_path / "long" / "snapshots" / "step-00000004"), load(tmp_path / "short")
+    assert all(torch.equal(p, want.state_dict()[name]) for name, p in kept.state_dict().items())

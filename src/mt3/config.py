@@ -28,7 +28,7 @@ CHOICES = {
     "ema_start": ("online", "random"),
     "precision": ("auto", "float32", "bfloat16"),
 }
-BOOKKEEPING = ("log_every", "checkpoint_every")  # fields that do not change what is trained
+BOOKKEEPING = ("log_every", "checkpoint_every", "snapshot_every")  # fields that do not change what is trained
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ class Config:
     # bookkeeping
     log_every: int = 1  # steps
     checkpoint_every: int = 200  # steps
+    snapshot_every: int = 0  # steps after which the model is kept, as if it were finished, for curves; 0: never
 
     def __post_init__(self) -> None:
         check_cell(self.selfsup, self.training)
@@ -144,6 +145,7 @@ class Config:
             "inner_lr",
             "test_lr",
             "test_average",
+            "snapshot_every",
         ):
             if getattr(self, name) < 0:
                 raise InputError(f"Expected {name} not to be negative, got {getattr(self, name)}.")

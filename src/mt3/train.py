@@ -1,5 +1,6 @@
 """Training: one loop over steps, whatever the loss."""
 
+import copy
 import json
 import math
 import sys
@@ -26,6 +27,7 @@ from mt3.progress import Progress
 from mt3.runs import WARM, check_run, count_steps, cut_metrics, steps_done
 from mt3.state import State, make_state, restore_state, state_tensors
 
+SNAPSHOTS = "snapshots"  # where a run keeps models from along the way
 LR_DROP = 0.1  # Sun et al.'s factor at each milestone
 
 
@@ -174,6 +176,8 @@ def train(
                         for name, value in metrics.items():
                             writer.add_scalar(name, value, step)
                 between_steps = True
+                if config.snapshot_every and step % config.snapshot_every == 0:
+                    save_model(finished_model(state), out / SNAPSHOTS / f"step-{step:08d}")
                 if step % config.checkpoint_every == 0 and step < last_step:
                     metrics_file.flush()
                     saved = _save(out, state, step, time.monotonic() - began)
@@ -189,11 +193,19 @@ def train(
     seconds = time.monotonic() - began
     if step > saved:
         _save(out, state, step, seconds)
-    if state.average is not None:
-        state.model.load_state_dict(state.average)
-    save_model(state.model, out)
+    model = finished_model(state)
+    save_model(model, out)
     write_json(out / RUN_FILE, run | {"step": step, "total_steps": total_steps, "seconds": round(seconds, 3)})
-    return state.model.eval()
+    return model.eval()
+
+
+def finished_model(state: State) -> MT3Model:
+    """The model that a training gives if it ends here: with the averaged weights, if there are any."""
+    if state.average is None:
+        return state.model
+    model = copy.deepcopy(state.model)
+    model.load_state_dict(state.average)
+    return model
 
 
 def settle_precision(config: Config, out: Path, device: torch.device) -> Config:
