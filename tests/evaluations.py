@@ -74,10 +74,14 @@ def write(path: Path, value: dict[str, Any]) -> Path:
 
 
 def write_run(
-    folder: Path, config: dict[str, Any], accuracies: list[tuple[float, float, float]], init: str | None = None
+    folder: Path,
+    config: dict[str, Any],
+    accuracies: list[tuple[float, float, float]],
+    init: str | None = None,
+    **more: Any,
 ) -> None:
-    """A run's directory with its config and metrics: (epoch, accuracy before, after)."""
-    write(folder / "run.json", {"config": config, "init": init})
+    """A run's directory with its config and metrics: (epoch, accuracy before, after); `more` is for run.json."""
+    write(folder / "run.json", {"config": config, "init": init} | more)
     lines = [
         json.dumps({"step": i + 1, "epoch": e, "accuracy_before": b, "accuracy_after": a})
         for i, (e, b, a) in enumerate(accuracies)

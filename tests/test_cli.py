@@ -415,6 +415,11 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
     assert ("above the plain one" in out) == (summary["after_minus_plain"]["low"] > 0)
     assert ("NOT SHOWN" in out) == (summary["after_minus_unrelated"]["low"] <= 0)
     assert f"{summary['average']['after']:.1f} |" in out
+    assert out.startswith(
+        "NOT FINISHED: mt3 has 4 of 2,394 steps and plain has 4 of 4,000 steps, so that these numbers"
+    )
+    clean = [results[name]["clean"][row]["accuracy"] for name, row in (("plain", "before"), ("mt3", "before"))]
+    assert f"| clean             | {clean[0]:11.1f} | {clean[1]:10.1f} |               - |               - |" in out
     assert [entry["name"] for entry in results["mt3"]["corruptions"]] == [n for n in PAPER if n != "frost"]
     assert "Without frost, whose photos are not here: run `pip install --no-deps imagecorruptions`" in out
     assert mt3.load(tmp_path / "demo").selfsup == "byol"
@@ -426,6 +431,9 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
     assert code == 0
     averages = next(line for line in out.splitlines() if line.startswith("| average  "))
     shown = [float(cell.strip(" *")) for cell in averages.strip("|").split("|")[1:]]
+    epochs = next(line for line in out.splitlines() if line.startswith("| epochs  "))  # of both runs
+    assert [cell.strip() for cell in epochs.strip("|").split("|")[1:3]] == ["part of 55 + 45", "part of 55 + 2.4"]
+    assert "Unlike the paper's, trained with B here: Baseline (ours)." in out
     assert shown == pytest.approx([summary["average"][row] for row in ("plain", "before", "after")], abs=0.05)
 
 

@@ -18,12 +18,12 @@ from mt3.compare import clean_table, component_table, corruption_errors, gain_ta
 from mt3.config import config_to_dict, make_config
 from mt3.curves import authors_curve
 from mt3.errors import InputError
-from mt3.figures import COLOURS, draw_corruptions, draw_examples
+from mt3.figures import COLOURS, draw_bars, draw_corruptions, draw_examples
 from mt3.measure import fixed_and_broken, gains, pack_correct
 from mt3.method import ROWS
 from mt3.report import evaluation_summary, interval, report_sections, result_table, write_report
 from mt3.results import collect
-from mt3.table import Table
+from mt3.table import Cell, Table
 
 
 def entry(name: str, before: float, after: float, severity: int = 5) -> dict:
@@ -64,6 +64,43 @@ def test_summary_words_the_gain():
     assert (
         interval({"mean": -1.0, "low": -2.0, "high": 0.04}) == "-1.0 [-2.0, +0.04]"
     )  # the end that decides keeps its digit
+
+
+def test_clean_images_are_printed_with_controls_too():
+    controls = {"clean_other": {"accuracy": 45.0}, "same_corruption": {"accuracy": 46.0}}
+    average = RESULT["average"] | {"clean_other": 45.0, "same_corruption": 46.0}
+    result = RESULT | {"corruptions": [c | controls for c in RESULT["corruptions"]], "average": average}
+    line = next(line for line in evaluation_summary(result).splitlines() if line.startswith("| clean"))
+    assert [cell.strip() for cell in line.strip("|").split("|")] == ["clean", "90.0", "-", "-", "89.0"]
+    told = "clean other: adapted on an unrelated clean image; same corruption: adapted on another image under the same "
+    assert f"{told}corruption" in evaluation_summary(result).splitlines()
+
+
+def test_a_gain_without_controls_is_not_credited_to_the_image():
+    caution = "A step may help whatever the image: --controls tells how much of this gain is due to that."
+    assert caution in evaluation_summary(RESULT).splitlines()
+    lost = RESULT | {"gain": {"mean": -1.0, "low": -2.0, "high": 0.5}}
+    assert "--controls" not in evaluation_summary(lost)
+    parts = {
+        name: {"mean": mean, "low": mean - 1, "high": mean + 1}
+        for name, mean in (("offset", 9.0), ("distribution", -0.5), ("instance", 2.0), ("adaptation", 1.5))
+    }
+    text = evaluation_summary(RESULT | parts)
+    assert "--controls" not in text
+    split = (
+        "of which offset +9.0 [+8.0, +10.0] (by a step on an unrelated clean image), distribution -0.5 [-1.5, +0.5] "
+    )
+    split += "(more by one on another image with the same corruption), instance +2.0 [+1.0, +3.0] (more by one on the "
+    assert f"{split}image itself)" in text.splitlines()
+    assert text.endswith("having seen the image brings +1.5 [+0.5, +2.5]: distribution and instance")
+
+
+def test_the_summary_says_that_the_training_is_not_finished():
+    for steps, told in ((150, True), (3000, False)):
+        protocol = {"images": 1200, "trained_steps": steps, "total_steps": 3000}
+        text = evaluation_summary(RESULT | {"protocol": protocol})
+        assert "1,200 images under each corruption" in text.splitlines()
+        assert ("The training is NOT FINISHED: these are numbers after 150 of 3,000 steps." in text) == told
 
 
 def test_figure_shows_the_pictures(tmp_path):
@@ -182,8 +219,8 @@ def test_corruptions_that_the_paper_lacks_come_last_and_have_no_number(tmp_path)
     write(tmp_path / "a.json", make_evaluation("baseline", 0, {"before": {"saturate": 50.0, "fog": 60.0}}))
     table = tables_of(tmp_path, published=True)["accuracy"]
     found = {line.label: line.cells[0].published for line in table.lines}
-    assert list(found) == ["fog", "saturate", "average", "runs"]
-    assert [cell and cell.value for cell in found.values()] == [70.7, None, None, None]
+    assert list(found) == ["fog", "saturate", "average", "runs", "epochs", "layers x width"]
+    assert [cell and cell.value for cell in found.values()] == [70.7, None, None, None, 200, None]
     assert "no average over these corruptions" in table.note
 
 
@@ -208,6 +245,127 @@ def test_gain_is_paired_over_seeds(folder):
     single = words(tables_of(folder)["gain"])["JT (ours), TTT (ours)"]
     assert single["gain"] == "-1.0 [-3.0, +1.0]"  # its evaluation's own interval
     assert single["after - JT (ours)"] == "-"
+
+
+UNFINISHED = {"trained_steps": 150, "total_steps": 3000}
+MARK = " (150 of 3,000 steps)"
+
+
+def test_an_unfinished_training_is_marked_wherever_it_stands(folder, capsys):
+    for seed, rows in enumerate(MT3):
+        clean = {"before": 90.0, "after": 91.0}
+        write(folder / f"mt3-{seed}.json", make_evaluation("mt3", seed, rows, clean, **UNFINISHED))
+    for steps in (3, 10):
+        value = make_evaluation("mt3", 0, MT3[0], steps=steps, default_adaptation=False, **UNFINISHED)
+        write(folder / f"steps-{steps}.json", value)
+    write(folder / "first.json", make_evaluation("mt3", 0, MT3[0], ablation="first order"))
+    assert main(["report", str(folder), "--published"]) == 0
+    sentence = (
+        "Not finished when evaluated: mt3 (150 of 3,000 steps). Nothing here that rests on this is a fair comparison."
+    )
+    printed = capsys.readouterr()
+    assert sentence in printed.err.splitlines()
+    assert f" MT3{MARK} |" in printed.out
+    assert (folder / "report" / "report.md").read_text().startswith(f"# Report\n\n**{sentence}**\n\n## Accuracy")
+    got = tables_of(folder, published=True)
+    assert got["accuracy"].columns[2:] == ("TTT (ours)", f"MT{MARK}", f"MT3{MARK}")
+    fog = dict(zip(got["accuracy"].columns, got["accuracy"].lines[1].cells, strict=True))
+    assert fog[f"MT3{MARK}"].published.value == 75.9
+    for name in ("gain", "runs", "calibration", "clean", "protocol", "ablations"):
+        mine = [label for label in words(got[name]) if "MT" in label.replace("mt3", "MT3")]
+        assert mine
+        assert all("150 of 3,000 steps" in label for label in mine if "first order" not in label), name
+    assert got["mce"].columns[-1] == f"MT3{MARK}"
+    assert got["sweep-steps"].columns == (f"MT3{MARK} (32 views, lr 0.1)",)
+    assert "fair rival" not in got["gain"].note
+    why = f"of JT (ours) and MT3{MARK} it is NO FAIR comparison: not both trainings are finished."
+    assert why in got["gain"].note
+    assert (
+        f"Differences from a training that is not finished are not fair: MT3: default{MARK}." in got["ablations"].note
+    )
+    records = list(csv.DictReader((folder / "report" / "table.csv").open()))
+    assert not [r for r in records if "MT3" in (r["line"], r["column"]) and not r["table"].startswith(("p", "comp"))]
+    (folder / "words.md").write_text("# Mine\n\nIn plain words.\n")
+    assert main(["report", str(folder), "--words", str(folder / "words.md")]) == 0
+    assert (folder / "report" / "report.md").read_text().startswith(f"# Mine\n\n**{sentence}**\n\nIn plain words.\n")
+
+
+def test_an_unfinished_rival_is_no_fair_one(folder):
+    assert "JT (ours) is the fair rival of MT3." in tables_of(folder)["gain"].note
+    write(folder / "jt-0.json", make_evaluation("jt", 0, JT[0], **UNFINISHED))
+    got = tables_of(folder)
+    for name in ("gain", "runs"):
+        assert f"after - JT (ours){MARK}" in got[name].columns
+    assert "fair rival" not in got["gain"].note
+    assert f"of JT (ours){MARK} and MT3 it is NO FAIR comparison" in got["gain"].note
+
+
+def test_unlike_presets_and_lengths_are_no_fair_comparison(folder, tmp_path):
+    write(folder / "jt-0.json", make_evaluation("jt", 0, JT[0], preset="cpu"))
+    note = tables_of(folder)["gain"].note
+    assert "it is NO FAIR comparison: JT (ours) is of preset cpu, MT3 of preset paper." in note
+    for method, rows in (("jt", JT[0]), ("mt3", MT3[0])):
+        write(tmp_path / "r" / method / "e.json", make_evaluation(method, 0, rows))
+        write_run(tmp_path / "r" / method, config_to_dict(make_config(method, "cifar10", "paper")), [])
+    assert "is the fair rival of MT3" in tables_of(tmp_path / "r")["gain"].note
+    short = {"epochs": 1, "lr": 0.05}
+    write_run(tmp_path / "r" / "jt", config_to_dict(make_config("jt", "cifar10", "paper", 0, short)), [])
+    note = tables_of(tmp_path / "r")["gain"].note
+    assert "JT (ours) is of preset paper with epochs=1.0, MT3 of preset paper." in note
+
+
+def test_gains_without_controls_are_said(tmp_path):
+    controls = {"clean_other": accuracies(55, 45, 59), "same_corruption": accuracies(57, 46, 60)}
+    write(tmp_path / "jt.json", make_evaluation("jt", 0, JT[0] | controls))
+    write(tmp_path / "mt3.json", make_evaluation("mt3", 0, MT3[0]))
+    assert "Of MT3 no controls were evaluated" in tables_of(tmp_path)["gain"].note
+    write(tmp_path / "mt3.json", make_evaluation("mt3", 0, MT3[0] | controls))
+    assert "no controls" not in tables_of(tmp_path)["gain"].note
+
+
+def test_how_long_and_with_what_stands_beside_the_papers(tmp_path):
+    for method, rows, epochs in (("jt", JT[0], 3), ("mt3", MT3[0], 2)):
+        write(tmp_path / method / "e.json", make_evaluation(method, 0, rows))
+        settings = make_config(method, "cifar10", "paper", 0, {"epochs": epochs, "width": 8, "depth": 14})
+        curve = [(e, 0.2, 0.3) for e in (1, 2)]
+        write_run(tmp_path / method, config_to_dict(settings), curve, step=2, total_steps=2)
+    write(tmp_path / "baseline.json", make_evaluation("baseline", 0, BASELINE[0]))  # without its run
+    lines = {line.label: line for line in tables_of(tmp_path, published=True)["accuracy"].lines}
+    told = [(cell.words(), cell.published.words()) for cell in lines["epochs"].cells]
+    assert told == [("-", "200"), ("3", "200"), ("3", "200"), ("2", "200"), ("2", "200")]
+    sizes = [(cell.words(), cell.published.words()) for cell in lines["layers x width"].cells]
+    assert sizes == [("-", "26 x 32"), *[("14 x 8", "26 x 32")] * 4]
+    alone = {line.label: line for line in tables_of(tmp_path)["accuracy"].lines}
+    assert [cell.published for cell in alone["epochs"].cells] == [None] * 5
+    (section,) = [s for s in report_sections(collect([tmp_path]), False) if s.title == "Convergence"]
+    table, figure = section.blocks
+    assert table.title == "Training of MT3, 2 epochs, beside the authors', 200 epochs"
+    assert "These were trained for 2 epochs, the authors' for 200 epochs: the axes are not alike." in figure.caption
+    assert figure.draw.keywords["told"] == "cifar10, 2 epochs"
+    write(tmp_path / "mt3" / "run.json", {"config": config_to_dict(settings), "init": None})  # goes on
+    (section,) = [s for s in report_sections(collect([tmp_path]), False) if s.title == "Convergence"]
+    assert section.blocks[1].draw.keywords["told"] == "cifar10, 2 of 2 epochs"
+    write_run(tmp_path / "mt3", config_to_dict(settings) | {"epochs": "?"}, curve)
+    (section,) = [s for s in report_sections(collect([tmp_path]), False) if s.title == "Convergence"]
+    assert section.blocks[1].draw.keywords["told"] == "cifar10, 2 epochs"  # what is seen of a damaged run
+
+
+def test_the_papers_tables_say_how_long(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_report([], tmp_path / "out", published=True)
+    records = {(r["table"], r["line"], r["column"]): r for r in csv.DictReader((tmp_path / "out" / "table.csv").open())}
+    assert records["published-cifar10", "epochs", "MT3"]["value"] == "200.0"
+    assert records["published-cifar10", "epochs", "JT (Sun et al.)"]["value"] == "150.0"
+
+
+def test_images_and_their_uncertainty_are_told(tmp_path, capsys):
+    write(tmp_path / "a.json", make_evaluation("baseline", 0, BASELINE[0], first=9000))
+    assert main(["report", str(tmp_path), "--published"]) == 0
+    out = capsys.readouterr().out
+    assert "severity 5, 100 images from number 9,000 on\n" in out
+    assert "With 100 images a corruption's accuracy is uncertain by up to 9.8 points (95 %)" in out
+    assert "10,000 images of the published -C data; these images: generated by mt3 0.1.0 with seed 0." in out
+    assert "Sun et al. it quotes" not in out  # none of them stands here
 
 
 def test_missing_rival_is_said(tmp_path):
@@ -555,9 +713,24 @@ def test_bars_have_the_methods_colours(folder):
         colour = [int(COLOURS[row][i : i + 2], 16) for i in (1, 3, 5)]
         return int((np.abs(picture - colour).sum(-1) < 6).sum())
 
-    # bars from 0: their areas are as the sums of the accuracies
+    # every row of the table; bars from 0: their areas are as the sums of the accuracies
+    assert area("TTT (ours)") / area("JT (ours)") == pytest.approx((54 * 3 + 54) / (55 * 3 + 55), abs=0.03)
     assert area("MT3") / area("MT") == pytest.approx((61 * 3 + 61) / (53 * 3 + 53), abs=0.03)
     assert area("JT (Sun et al.)") == 0
+
+
+def test_eight_rows_have_bars_of_their_own_in_two_panels(tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    names = "abcdefghijklmnop"
+    draw_bars([tmp_path / "f.png"], {row: dict.fromkeys(names, Cell(60.0)) for row in ROWS}, names)
+    picture = np.asarray(Image.open(tmp_path / "f.png").convert("RGB")).astype(int)
+    for row in ROWS:
+        colour = [int(COLOURS[row][i : i + 2], 16) for i in (1, 3, 5)]
+        tall = (np.abs(picture - colour).sum(-1) < 6).sum(0) > 100
+        starts, ends = np.flatnonzero(np.diff(np.pad(tall, 1).astype(int))).reshape(-1, 2).T
+        assert (ends - starts >= 12).sum() == 9, (
+            row
+        )  # groups of the two panels lie below each other, but for the average
 
 
 def test_authors_curve_in_percent():

@@ -172,6 +172,10 @@ DAMAGE = {
     "the seed": lambda v: v["protocol"].update(train_seed=[0]),
     "the versions": lambda v: v["protocol"].update(versions=["2.0"]),
     "the method": lambda v: v["protocol"].update(method=["mt3"]),
+    "the steps trained": lambda v: v["protocol"].update(trained_steps="150", total_steps=3000),
+    "the steps to train": lambda v: v["protocol"].update(trained_steps=150),
+    "more steps than there are": lambda v: v["protocol"].update(trained_steps=3001, total_steps=3000),
+    "the images": lambda v: v["protocol"].update(images=None),
     "the answers": lambda v: [c.update(correct={"same_corruption": "zz"}) for c in v["corruptions"]],
 }
 
@@ -184,6 +188,102 @@ def test_a_damaged_evaluation_is_one_sentence(tmp_path, damage):
     with pytest.raises(InputError, match=r"a\.json") as refused:
         collect([write(tmp_path / "a.json", value)])
     assert "\n" not in str(refused.value)
+
+
+PART = {"trained_steps": 150, "total_steps": 3000}
+WHOLE = {"trained_steps": 3000, "total_steps": 3000}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (WHOLE, PART, "a.json is of a finished training but {b} of 150 of 3,000 steps"),
+        ({}, PART, "a.json is of a finished training but {b} of 150 of 3,000 steps"),  # as older evaluations
+        (PART, PART | {"trained_steps": 160}, "a.json is of 150 of 3,000 steps but {b} of 160 of 3,000 steps"),
+    ],
+)
+def test_trainings_that_are_not_equally_far_are_no_mean(tmp_path, one, other, words):
+    write(tmp_path / "a.json", make_evaluation("mt3", 0, ROWS, **one))
+    b = write(tmp_path / "b.json", make_evaluation("mt3", 1, ROWS, **other))
+    with pytest.raises(InputError) as refused:
+        collect([tmp_path])
+    assert words.format(b=b) in str(refused.value)
+    assert "\n" not in str(refused.value)
+    write(b, make_evaluation("mt3", 0, ROWS, steps=3, default_adaptation=False, **other))  # a sweep of that run
+    with pytest.raises(InputError, match="not equally far"):
+        collect([tmp_path])
+    write(b, make_evaluation("baseline", 1, {"before": ROWS["before"]}, **other))  # in a row of its own
+    assert [e.unfinished is not None for e in collect([tmp_path]).main["baseline"]] == [True]
+    write(b, make_evaluation("mt3", 1, ROWS, ablation="stopped", **other))
+    assert collect([tmp_path]).ablations["mt3", "stopped"][0].mark.startswith(" (1")
+    write(b, make_evaluation("mt3", 1, ROWS, **one))
+    assert len(collect([tmp_path]).main["mt3"]) == 2
+
+
+def test_a_run_file_tells_that_the_training_is_unfinished(tmp_path):
+    folder = tmp_path / "run"
+    write(folder / "evaluation.json", make_evaluation("mt3", 0, ROWS))
+
+    def mark(init: str | None = None, **steps: int) -> str:
+        write_run(folder, config(0), [], init, **steps)
+        return collect([tmp_path]).main["mt3"][0].mark
+
+    assert mark(step=150, total_steps=3000) == " (150 of 3,000 steps)"
+    assert mark(step=3000, total_steps=3000) == mark() == ""
+    write_run(folder / "warm", config(0, "baseline"), [], step=20, total_steps=500)
+    assert mark("elsewhere/run/warm", step=3000, total_steps=3000) == " (3,020 of 3,500 steps)"
+    assert mark("elsewhere", step=3000, total_steps=3000) == ""  # which is not the training it keeps
+    write(folder / "evaluation.json", make_evaluation("mt3", 0, ROWS, **PART))
+    assert mark(step=3000, total_steps=3000) == " (150 of 3,000 steps)"  # the run went on since
+    write(folder / "evaluation.json", make_evaluation("mt3", 1, ROWS))
+    assert mark(step=150, total_steps=3000) == ""  # of another run
+    write(folder / "evaluation.json", make_evaluation("mt3", 0, ROWS))
+    with pytest.raises(InputError, match=r"run\.json is damaged \(step 7 of total_steps 3\)"):
+        mark(step=7, total_steps=3)
+
+
+def test_how_long_a_training_is_with_what_came_first(tmp_path):
+    small = config_to_dict(
+        make_config("mt3", "cifar10", "cpu")
+    )  # jt for 1.35 epochs first, and before it baseline for 5
+    write(tmp_path / "run" / "evaluation.json", make_evaluation("mt3", 0, ROWS, preset="cpu"))
+    for settings, init, words in (
+        (small, None, "0.32"),
+        (small, "elsewhere/run/warm", "6.35 + 0.32"),
+        (small, "elsewhere/other/warm", "? + 0.32"),
+        (small, "elsewhere/run", "? + 0.32"),
+        (small | {"unheard_of": 1}, None, None),
+    ):
+        write_run(tmp_path / "run", settings, [], init)
+        (run,) = collect([tmp_path]).main["mt3"]
+        assert (run.epochs and run.epochs.words()) == words
+
+
+def test_a_row_that_cannot_be_given_is_said(tmp_path):
+    write(tmp_path / "a.json", make_evaluation("mt3", 0, ROWS))
+    before = write(tmp_path / "b.json", make_evaluation("mt3", 1, {"before": ROWS["before"], "after": ROWS["after"]}))
+    assert collect([tmp_path]).notes == []
+    value = json.loads(before.read_text())
+    for entry in value["corruptions"]:
+        del entry["after"]
+    write(before, value)
+    assert collect([tmp_path]).notes == [f"Without the row MT3: no adapting was evaluated in {before}."]
+
+
+def test_an_unfinished_run_has_no_part_in_the_curve_of_finished_ones(tmp_path):
+    write_run(tmp_path / "a", config(0), [(1.0, 0.1, 0.2)], step=100, total_steps=100)
+    write_run(tmp_path / "b", config(1), [(1.0, 0.1, 0.2)], step=50, total_steps=100)
+    write_run(tmp_path / "c", config(2), [(1.0, 0.1, 0.2)])  # is trained now, or was killed
+    found = collect([tmp_path])
+    assert [path.parent.name for path in found.curves] == ["a"]
+    assert found.curves_whole
+    (note,) = found.notes
+    assert note.startswith("Not in the training curve, since the training is not finished: ")
+    assert note.endswith(f"{tmp_path / 'b' / 'metrics.jsonl'}, {tmp_path / 'c' / 'metrics.jsonl'}.")
+    (tmp_path / "a" / "metrics.jsonl").unlink()
+    found = collect([tmp_path])
+    assert [path.parent.name for path in found.curves] == ["b", "c"]
+    assert not found.curves_whole
 
 
 def test_curves_are_means_over_each_epoch(tmp_path):
@@ -204,7 +304,7 @@ def test_whole_epochs_stand_beside_the_authors(tmp_path):
         lines[1]["accuracy_after"] = 0.25
         write(tmp_path / f"{seed}" / "run.json", {"config": config(seed), "init": None})
         (tmp_path / f"{seed}" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    table = epoch_table(collect([tmp_path]).curves)
+    table = epoch_table(collect([tmp_path]).curves, "1.5 epochs")
     got = {line.label: [cell.value for cell in line.cells] for line in table.lines}
     assert set(got) == {"epoch 1, loss", "epoch 1, accuracy after it, %"}
     low, high = 2.005722, 2.030376  # the authors' three runs
@@ -212,7 +312,7 @@ def test_whole_epochs_stand_beside_the_authors(tmp_path):
     assert got["epoch 1, loss"] == pytest.approx(want, abs=1e-5)
     assert got["epoch 1, accuracy after it, %"][0] == pytest.approx(25.0)
     write_run(tmp_path / "short", config(2), [(0.5, 0.1, 0.2)])
-    assert epoch_table([tmp_path / "short" / "metrics.jsonl"]) is None
+    assert epoch_table([tmp_path / "short" / "metrics.jsonl"], "0.5 epochs") is None
 
 
 def test_short_trainings_are_shown_in_twentieths(tmp_path):

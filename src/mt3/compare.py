@@ -1,6 +1,7 @@
 """Runs compared: the tables over methods and seeds, and the paper's own. Needs no torch."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -8,17 +9,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mt3 import published as paper
+from mt3.config import Config, make_config
 from mt3.errors import name_list
 from mt3.evaluation import CONTROLS, Evaluation
 from mt3.measure import GAINS, mean_interval, paired_interval
 from mt3.method import METHODS
 from mt3.published import AVERAGE, OVERLAPPING, published_table
+from mt3.results import overrides_of
 from mt3.table import OVERLAP_MARK, Cell, Line, Table, mark_best
 
 AVERAGE_APART = f"average without {OVERLAP_MARK}"
 BASELINES = ("Baseline (ours)", "Baseline (Sun et al.)")  # the first that is there is the reference
 PARTS = ("offset", "distribution", "instance", "adaptation", "gain")
 ALL_SEVERITIES = [1, 2, 3, 4, 5]
+BUDGET = ("epochs", "warm_method", "warm_epochs", "depth", "width")  # what a fair comparison needs alike
+NO_CONTROLS = (
+    "Of {} no controls were evaluated, so that it is not known how much of the gain is due to a step that helps "
+    "whatever the image; `mt3 evaluate --controls` tells."
+)
+TRAININGS = (
+    "Epochs: passes over the training images, those of a training that came first before the plus; - or ? stands where "
+    "no run.json beside the evaluation tells."
+)
 READING = (
     "The average is over corruptions for each run first, then over runs. "
     "Bold is the best of a line, and what is printed alike. "
@@ -34,9 +46,14 @@ INTERVALS = (
 class Row(NamedTuple):
     """A row of the paper's tables: runs of one training, before or after adapting."""
 
-    title: str
+    name: str
     runs: list[Evaluation]
     key: str
+
+    @property
+    def title(self) -> str:
+        """The name, marked if the training was not finished."""
+        return self.name + self.runs[0].mark
 
     def averages(self, severities: Sequence[int], key: str = "accuracy") -> list[float]:
         return [run.average(self.key, severities, key) for run in self.runs]
@@ -100,11 +117,14 @@ def accuracy_table(
     title: str,
     columns: Columns,
     names: Sequence[str],
-    runs: Mapping[str, int],
+    foot: Sequence[Line],
     note: str,
     beside: Columns | None = None,
 ) -> Table:
-    """Corruptions as lines, methods as columns, the best of a line in bold; `beside` holds the paper's numbers."""
+    """Corruptions as lines, methods as columns, the best of a line in bold, and `foot` below them.
+
+    `beside` holds the paper's numbers.
+    """
     lines, wins = [], dict.fromkeys(columns, 0)
     averages = [key for key in (AVERAGE, AVERAGE_APART) if all(key in cells for cells in columns.values())]
     for key in [*names, *averages]:
@@ -119,9 +139,50 @@ def accuracy_table(
         lines.append(Line(key, cells, key in OVERLAPPING, rule=key == AVERAGE))
     if len(columns) > 1:
         lines.append(Line(f"best on, of {len(names)}", tuple(Cell(wins[row], digits=0) for row in columns), rule=True))
-    counts = tuple(Cell(runs[row], digits=0) if row in runs else Cell(text="-") for row in columns)
-    lines.append(Line("runs", counts, rule=len(columns) == 1))
+    lines += [replace(foot[0], rule=len(columns) == 1), *foot[1:]]
     return Table(name, title, "corruption", tuple(columns), tuple(lines), note)
+
+
+def run_line(rows: Sequence[Row]) -> Line:
+    return Line("runs", tuple(Cell(len(row.runs), digits=0) for row in rows))
+
+
+def training_lines(rows: Sequence[Row], beside: bool) -> list[Line]:
+    """How long the rows were trained and with which network, where that is known; `beside` the paper's."""
+    if not beside and all(row.runs[0].settings is None for row in rows):
+        return []
+    epochs = [_epochs_cell(row.runs) for row in rows]
+    networks = [_network_cell(row.runs) for row in rows]
+    if beside:
+        theirs = [paper_training(row.runs[0].method.name) for row in rows]
+        epochs = [replace(c, published=Cell(p.epochs, digits=None)) for c, p in zip(epochs, theirs, strict=True)]
+        networks = [replace(c, published=_size_cell(p.depth, p.width)) for c, p in zip(networks, theirs, strict=True)]
+    return [Line("epochs", tuple(epochs)), Line("layers x width", tuple(networks))]
+
+
+def paper_training(method: str) -> Config:
+    """How the paper, or Sun et al. whom it quotes, trained the rows of a method."""
+    return make_config(method, "cifar10", "paper")
+
+
+def _epochs_cell(runs: Sequence[Evaluation]) -> Cell:
+    found = {run.epochs for run in runs}
+    epochs = found.pop()
+    if found or epochs is None:
+        return Cell(text="-")
+    if runs[0].unfinished:
+        return Cell(text=f"part of {epochs.words()}")
+    return Cell(text=epochs.words()) if epochs.before != 0 else Cell(epochs.own, digits=None)
+
+
+def _network_cell(runs: Sequence[Evaluation]) -> Cell:
+    """Of the runs whose training is known: it is the same for all of them."""
+    known = next((run.settings for run in runs if run.settings is not None), None)
+    return _size_cell(known["depth"], known["width"]) if known else Cell(text="-")
+
+
+def _size_cell(depth: int, width: int) -> Cell:
+    return Cell(text=f"{depth} x {width}")
 
 
 def published_tables() -> list[Table]:
@@ -130,14 +191,17 @@ def published_tables() -> list[Table]:
     for data, title in (("cifar10", "CIFAR-10-C"), ("cifar100", "CIFAR-100-C")):
         names = paper.corruption_order()
         columns = published_columns(data, names)
-        runs = {row: paper.RUNS for row in columns if "Sun" not in row}
+        runs = tuple(Cell(text="-") if "Sun" in row else Cell(paper.RUNS, digits=0) for row in columns)
+        trainings = [paper_training(m.name) for row in columns for m in METHODS.values() if row in (m.before, m.after)]
+        epochs = tuple(Cell(training.epochs, digits=None) for training in trainings)
+        foot = [Line("runs", runs), Line("epochs", epochs)]
         note = f"Mean ± standard deviation over runs. {READING} "
         note += f"The paper has no average without {OVERLAP_MARK}: it is of its printed means. "
         note += paper.BOLD_NOTES[data]
         if data == "cifar10":
             note += " The columns of Sun et al. are quoted by the paper, without runs."
         heading = f"The paper's accuracy in % on {title}, severity {paper.SEVERITY}"
-        tables.append(accuracy_table(f"published-{data}", heading, columns, names, runs, note))
+        tables.append(accuracy_table(f"published-{data}", heading, columns, names, foot, note))
     return tables
 
 
@@ -186,7 +250,7 @@ def gain_tables(rows: Sequence[Row], severity: Sequence[int]) -> tuple[Table | N
     joint = _joint(rows)
     lines, parts = [], []
     for before, after in pairs:
-        label = f"{before.title}, {after.title}"
+        label = f"{before.name}, {after.title}"
         views = [run.average("view_average", severity) for run in before.runs if run.has("view_average")]
         counts = [sum(run.count(key, severity) for run in after.runs) for key in ("fixed", "broken")]
         against = Cell(text="-") if joint is before else difference_cell(after, joint, severity)
@@ -200,20 +264,19 @@ def gain_tables(rows: Sequence[Row], severity: Sequence[int]) -> tuple[Table | N
             Cell(len(after.runs), digits=0),
         ]
         lines.append(Line(label, tuple(cells)))
-        controlled = [run for run in after.runs if run.has("clean_other") and run.has("same_corruption")]
+        controlled = controlled_runs(after.runs)
         if controlled:
             controls = [over_runs([run.average(key, severity) for run in controlled]) for key in CONTROLS]
             gains = [gain_cell(controlled, name, severity) for name in PARTS]
             parts.append(Line(label, (*controls, *gains, Cell(len(controlled), digits=0))))
-    against_title = f"after - {METHODS['jt'].before}"
+    against_title = f"after - {joint.title if joint else METHODS['jt'].before}"
     columns = ("before", "views averaged", "after", "gain", "fixed", "broken", against_title, "runs")
     note = f"{INTERVALS} Fixed and broken count answers over all corruptions and runs. "
     note += "Views averaged: predictions averaged over the views, not adapted. "
-    note += (
-        f"The last difference is over the seeds that both have; {METHODS['jt'].before} is the fair rival of MT3."
-        if joint is not None
-        else f"{METHODS['jt'].before} was not evaluated, so that MT3 stands here without its fair rival."
-    )
+    note += _rival_words(joint, [after for _, after in pairs])
+    uncontrolled = [after.title for before, after in pairs if not controlled_runs(after.runs)]
+    if uncontrolled:
+        note += f" {NO_CONTROLS.format(name_list(uncontrolled))}"
     table = Table("gain", f"Average accuracy in %, severity {severity[0]}", "training", columns, tuple(lines), note)
     if not parts:
         return table, None
@@ -234,13 +297,13 @@ def paired_table(rows: Sequence[Row], severity: Sequence[int]) -> Table | None:
         if kept:
             others = [*(Row("", after.runs, GAINS[name][1]) for name in ("gain", "adaptation")), joint]
             cells = [_paired_cell(after, None if other is before else other, severity) for other in others]
-            lines.append(Line(f"{before.title}, {after.title}", (*cells, Cell(kept, digits=0))))
+            lines.append(Line(f"{before.name}, {after.title}", (*cells, Cell(kept, digits=0))))
     if not lines:
         return None
     note = "Each image's answers are averaged over corruptions and the seeds that both have, then the interval is the "
     note += "paired normal one over images: what other images could change, for these trained models. What other seeds "
     note += "could change is in the intervals over runs."
-    columns = ("gain", "adaptation", f"after - {METHODS['jt'].before}", "runs")
+    columns = ("gain", "adaptation", f"after - {joint.title if joint else METHODS['jt'].before}", "runs")
     title = f"The differences in points paired over images, severity {severity[0]}"
     return Table("paired", title, "training", columns, tuple(lines), note)
 
@@ -260,20 +323,52 @@ def run_table(rows: Sequence[Row], severity: Sequence[int]) -> Table | None:
             ]
             others = (Row("", [run], GAINS["adaptation"][1]), None if joint is before else joint)
             cells = [_paired_cell(Row("", [run], "after"), other, severity) for other in others]
-            lines.append(Line(f"{before.title}, {after.title}, seed {run.seed}", (*accuracies, *cells)))
-    columns = ("before", *CONTROLS.values(), "after", "adaptation", f"after - {METHODS['jt'].before}")
-    note = f"The last difference is from {METHODS['jt'].before} of the same seed. Intervals are paired over images."
+            lines.append(Line(f"{before.name}, {after.title}, seed {run.seed}", (*accuracies, *cells)))
+    against_title = joint.title if joint else METHODS["jt"].before
+    columns = ("before", *CONTROLS.values(), "after", "adaptation", f"after - {against_title}")
+    note = f"The last difference is from {against_title} of the same seed. Intervals are paired over images."
     return Table("runs", f"Run by run, in %, severity {severity[0]}", "run", columns, tuple(lines), note)
+
+
+def controlled_runs(runs: Sequence[Evaluation]) -> list[Evaluation]:
+    return [run for run in runs if all(run.has(row) for row in CONTROLS)]
 
 
 def _joint(rows: Sequence[Row]) -> Row | None:
     """MT3's fair rival, if it is there."""
-    return next((row for row in rows if row.title == METHODS["jt"].before), None)
+    return next((row for row in rows if row.name == METHODS["jt"].before), None)
+
+
+def _rival_words(joint: Row | None, others: Sequence[Row]) -> str:
+    """Whether MT3 has its fair rival in joint training, or why not."""
+    meta = next((row for row in others if row.name == METHODS["mt3"].after), None)
+    if joint is None:
+        return f"{METHODS['jt'].before} was not evaluated, so that MT3 stands here without its fair rival."
+    text = "The last difference is over the seeds that both have; "
+    if meta is None:
+        return text + f"{joint.title} is what MT3 is compared with."
+    why = ""
+    if joint.runs[0].unfinished or meta.runs[0].unfinished:
+        why = "not both trainings are finished"
+    else:
+        a, b = (_departures_of(row.runs[0]) for row in (joint, meta))
+        if a != b:
+            why = f"{joint.name} is of {a}, {meta.name} of {b}"
+    if why:
+        return text + f"of {joint.title} and {meta.title} it is NO FAIR comparison: {why}."
+    return text + f"{joint.title} is the fair rival of MT3."
+
+
+def _departures_of(run: Evaluation) -> str:
+    """A run's preset and what was changed of its length and network, as far as that is known."""
+    changed = (overrides_of(run.settings) or {}) if run.settings is not None else {}
+    told = [f"{field}={changed[field]}" for field in BUDGET if field in changed]
+    return f"preset {run.protocol.get('preset')}" + (f" with {name_list(told)}" if told else "")
 
 
 def _reference(rows: Sequence[Row]) -> Row | None:
     """The baseline that others are measured by, if one is there."""
-    return next((row for title in BASELINES for row in rows if row.title == title), None)
+    return next((row for name in BASELINES for row in rows if row.name == name), None)
 
 
 def _paired_cell(one: Row, other: Row | None, severity: Sequence[int]) -> Cell:
@@ -318,9 +413,10 @@ def severity_tables(rows: Sequence[Row]) -> tuple[list[Table], str]:
     severities, names = rows[0].runs[0].severities, rows[0].runs[0].corruptions
     tables, lines = [], []
     if len(severities) > 1:
-        runs = {row.title: len(row.runs) for row in rows}
         title = f"Accuracy in %, mean over severities {name_list(severities)}"
-        tables.append(accuracy_table("severities", title, columns_of(rows, severities), names, runs, STATISTICS))
+        tables.append(
+            accuracy_table("severities", title, columns_of(rows, severities), names, [run_line(rows)], STATISTICS)
+        )
         for severity in severities:
             cells = [over_runs(row.averages([severity])) for row in rows]
             lines.append(Line(f"severity {severity}", mark_best(cells)))
@@ -330,8 +426,8 @@ def severity_tables(rows: Sequence[Row]) -> tuple[list[Table], str]:
     if not lines:
         return [], note
     title = "Average accuracy in % by severity" if len(severities) > 1 else "Mean corruption error"
-    columns = tuple(row.title for row in rows)
-    return [*tables, Table("mce", title, "", columns, tuple(lines), note)], ""
+    titles = tuple(row.title for row in rows)
+    return [*tables, Table("mce", title, "", titles, tuple(lines), note)], ""
 
 
 def calibration_table(rows: Sequence[Row], severity: Sequence[int]) -> Table:
@@ -372,12 +468,24 @@ def clean_table(rows: Sequence[Row]) -> Table | None:
     note += "such seed; without common seeds they are of the means."
     if base is None:
         note += " No baseline was evaluated on clean images."
-    columns = ("clean accuracy", "minus before adapting", against, f"minus {METHODS['jt'].before}", "runs")
+    joint_title = joint.title if joint else METHODS["jt"].before
+    columns = ("clean accuracy", "minus before adapting", against, f"minus {joint_title}", "runs")
     return Table("clean", "Accuracy in % on clean images", "method", columns, tuple(lines), note)
 
 
-def component_table() -> Table:
-    """Which method is made of what, as the paper lists it."""
+def departure_words(rows: Sequence[Row]) -> str:
+    """Which rows have the batch augmentation B unlike the paper's, as far as their training is known."""
+    sentences = []
+    for word, has in (("with", True), ("without", False)):
+        odd = [row for row in rows if row.runs[0].method.batch_aug != has]
+        names = [row.name for row in odd if (row.runs[0].settings or {}).get("batch_aug") == has]
+        if names:
+            sentences.append(f"Unlike the paper's, trained {word} B here: {name_list(names)}.")
+    return " ".join(sentences)
+
+
+def component_table(rows: Sequence[Row] = ()) -> Table:
+    """Which method is made of what, as the paper lists it, and where `rows` depart from that."""
     words = {"none": "-", "byol": "BYOL", "rotation": "rotation", "ce": "CE", "joint": "joint", "meta": "meta"}
     lines = []
     for m in METHODS.values():
@@ -386,4 +494,4 @@ def component_table() -> Table:
                 texts = (words[m.selfsup], "yes" if m.batch_aug else "-", words[m.training], "yes" if adapts else "-")
                 lines.append(Line(title, tuple(Cell(text=text) for text in (*texts, f"`{m.name}`"))))
     columns = ("self-supervision", "B", "training", "test-time adaption", "--method")
-    return Table("components", "What the methods are made of", "method", columns, tuple(lines))
+    return Table("components", "What the methods are made of", "method", columns, tuple(lines), departure_words(rows))

@@ -71,8 +71,15 @@ def authors_curve() -> Curve:
     return Curve(np.arange(1.0, before.shape[1] + 1), before, after)
 
 
-def epoch_table(paths: Sequence[Path]) -> Table | None:
-    """Means over whole epochs of training beside the authors' three runs; None before the first epoch's end."""
+def count_epochs(number: float) -> str:
+    return f"{number:g} epoch" + ("" if number == 1 else "s")
+
+
+def epoch_table(paths: Sequence[Path], length: str) -> Table | None:
+    """Means over whole epochs of training beside the authors' three runs; None before the first epoch's end.
+
+    `length` says how long the runs were trained.
+    """
     records = [list(_read_metrics(path)) for path in paths]
     authors = training_curve()
     lines = []
@@ -94,7 +101,8 @@ def epoch_table(paths: Sequence[Path]) -> Table | None:
         "Means over the logged steps of an epoch, and over runs; of the authors' three runs the range, and that range "
         "widened by its own width on either side."
     )
-    return Table("epochs", "Training of MT3 beside the authors'", "mean over", columns, tuple(lines), note)
+    title = f"Training of MT3, {length}, beside the authors', {count_epochs(authors['loss'].shape[1])}"
+    return Table("epochs", title, "mean over", columns, tuple(lines), note)
 
 
 def _epoch_mean(run: Sequence[dict[str, Any]], name: str, epoch: int) -> float | None:

@@ -16,6 +16,7 @@ from mt3.corruptions.weather import INSTALL_PHOTOS
 from mt3.data import Dataset, load_digits
 from mt3.errors import InputError
 from mt3.evaluate import TestImages, evaluate
+from mt3.evaluation import Trained
 from mt3.figures import draw_examples
 from mt3.files import RUN_FILE, read_json, write_json
 from mt3.measure import is_correct, paired_gain
@@ -64,11 +65,14 @@ def run_demo(
     models = {name: load(folder).to(device) for name, folder in folders.items()}
     available = corruptions.available()
     names = [name for name in corruptions.PAPER if name in available]
-    results = {name: _evaluate(name, model, dataset, names, out, seed, images) for name, model in models.items()}
+    results = {
+        name: _evaluate(name, model, dataset, names, folders[name], seed, images) for name, model in models.items()
+    }
     seconds = {name: _seconds(folder) for name, folder in {**folders, "start": out / WARM}.items()}
-    summary = _summary(out, results, names)
+    summary = _summary(folders, results, names)
     write_json(out / "results.json", {"summary": summary, **results})
-    text = _text(summary, results, seconds)
+    text = _unfinished_text({name: _trained(folder) for name, folder in folders.items()})
+    text += _text(summary, results, seconds)
     if "frost" not in names:
         text += f"\nWithout frost, whose photos are not here: {INSTALL_PHOTOS}."
     try:
@@ -90,6 +94,20 @@ def _seconds(run: Path) -> float:
     return own + (_seconds(run / "warm") if (run / "warm").exists() else 0.0)
 
 
+def _trained(run: Path) -> Trained:
+    """How far a training is, its warm start included."""
+    found = read_json(run / RUN_FILE)
+    before = _trained(run / WARM) if (run / WARM).exists() else Trained(0, 0)
+    return Trained(found["step"] + before.steps, found["total_steps"] + before.total)
+
+
+def _unfinished_text(trained: dict[str, Trained]) -> str:
+    if all(steps.steps == steps.total for steps in trained.values()):
+        return ""
+    told = " and ".join(f"{name} has {steps.words()}" for name, steps in trained.items())
+    return f"NOT FINISHED: {told}, so that these numbers say nothing about the finished models.\n\n"
+
+
 def _evaluate(
     name: str, model: MT3Model, dataset: Dataset, names: list[str], out: Path, seed: int, images: int
 ) -> dict[str, Any]:
@@ -109,9 +127,9 @@ def _evaluate(
     )
 
 
-def _summary(out: Path, results: dict[str, dict[str, Any]], names: list[str]) -> dict[str, Any]:
+def _summary(folders: dict[str, Path], results: dict[str, dict[str, Any]], names: list[str]) -> dict[str, Any]:
     """The demo's claim: the averages, and the two paired differences that judge it."""
-    correct = {name: _correct(out / f"evaluation-{name}.npz", names) for name in results}
+    correct = {name: _correct(folder / f"evaluation-{name}.npz", names) for name, folder in folders.items()}
     average = results["mt3"]["average"]
     return {
         "average": {"plain": results["plain"]["average"]["before"], **average},

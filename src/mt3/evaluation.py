@@ -1,7 +1,7 @@
 """One evaluation as it lies on disk: what its file says, and whether that is whole. Needs no torch."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,15 +29,39 @@ class Setting(NamedTuple):
         return self.steps * self.views
 
 
+class Trained(NamedTuple):
+    """How far a training had come, the trainings before it included."""
+
+    steps: int
+    total: int
+
+    def words(self) -> str:
+        return f"{self.steps:,} of {self.total:,} steps"
+
+
+class Epochs(NamedTuple):
+    """How often a whole training sees the training images; `before` are those of the trainings that came first."""
+
+    own: float
+    before: float | None = 0.0  # None: there were some, but how many is not known
+
+    def words(self) -> str:
+        """In the order of time, `6.35 + 0.32`."""
+        start = "?" if self.before is None else f"{self.before:g}"
+        return f"{self.own:g}" if self.before == 0 else f"{start} + {self.own:g}"
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation of one run; `label` names what an ablation changed, `settings` its training if known."""
+    """One evaluation of one run; `label` names what an ablation changed, the last three its training if known."""
 
     path: Path
     result: dict[str, Any]
     method: Method
     label: str = ""
     settings: dict[str, Any] | None = None
+    trained: Trained | None = None
+    epochs: Epochs | None = None
 
     @property
     def protocol(self) -> dict[str, Any]:
@@ -46,6 +70,16 @@ class Evaluation:
     @property
     def seed(self) -> int | None:
         return self.protocol.get("train_seed")
+
+    @property
+    def unfinished(self) -> Trained | None:
+        """How far the training had come, if not to its end; one that does not say so counts as finished."""
+        return self.trained if self.trained is not None and self.trained.steps < self.trained.total else None
+
+    @property
+    def mark(self) -> str:
+        """What stands behind the names of rows that rest on this evaluation, if its training was not finished."""
+        return f" ({self.unfinished.words()})" if self.unfinished else ""
 
     @property
     def setting(self) -> Setting:
@@ -114,13 +148,26 @@ def read_evaluation(path: Path) -> dict[str, Any] | None:
     return value
 
 
+def read_trained(values: Mapping[str, Any], steps: str) -> Trained | None:
+    """How far a training had come, as a protocol or a run.json says it; None where they do not."""
+    found = (values.get(steps), values.get("total_steps"))
+    if found == (None, None):
+        return None
+    done, total = found
+    if type(done) is not int or type(total) is not int or not 0 <= done <= total:
+        raise ValueError(f"{steps} {done!r} of total_steps {total!r}")
+    return Trained(done, total)
+
+
 def check_whole(evaluation: Evaluation) -> None:
     """Raise where something that will be read is missing, of another kind, or contradicts the rest."""
     result, protocol = evaluation.result, evaluation.protocol
     there = {(c["name"], c["severity"]) for c in result["corruptions"]}
     if there != {(n, s) for n in protocol["corruptions"] for s in protocol["severities"]}:
         raise ValueError("its corruptions are not those of its protocol")
-    for key in ("images", "steps", "views", "lr", "clip", "train_seed", "seed"):
+    if type(protocol["images"]) is not int or protocol["images"] < 1:
+        raise ValueError("images that are not counted")
+    for key in ("first", "steps", "views", "lr", "clip", "train_seed", "seed"):
         if not isinstance(protocol.get(key), int | float | None):
             raise TypeError(f"{key} that is not a number")
     if not isinstance(protocol.get("data"), str | None):

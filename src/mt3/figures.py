@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mt3.curves import Curve
+from mt3.curves import Curve, count_epochs
 from mt3.errors import InputError
 from mt3.files import atomic_path
 from mt3.table import Cell
@@ -24,7 +24,7 @@ COLOURS = {  # Okabe and Ito's, told apart by colour-blind readers; a method has
     "MT": "#009E73",
     "MT3": "#D55E00",
 }
-BAR_ROWS = ("JT (Sun et al.)", "TTT (Sun et al.)", "JT (ours)", "MT", "MT3")  # of the paper's results figure
+MOST_BARS = 90  # in one panel
 STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -62,15 +62,15 @@ class Sweep(NamedTuple):
 
 
 @contextmanager
-def _drawing(*paths: Path, width: float, height: float, columns: int = 1) -> Iterator[tuple[Any, Any]]:
-    """Yield a figure and its axes (1, columns); then write it to the paths, the same bytes for the same content."""
+def _drawing(*paths: Path, width: float, height: float, columns: int = 1, rows: int = 1) -> Iterator[tuple[Any, Any]]:
+    """Yield a figure and its axes row by row; then write it to the paths, the same bytes for the same content."""
     pyplot = import_pyplot()
     with pyplot.style.context(["default", STYLE]):
         figure, axes = pyplot.subplots(
-            1, columns, figsize=(width, height), squeeze=False, sharey=True, layout="constrained"
+            rows, columns, figsize=(width, height), squeeze=False, sharey=True, layout="constrained"
         )
         try:
-            yield figure, axes[0]
+            yield figure, axes.flatten()
             for path in paths:
                 metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None, "ModDate": None}}
                 kind = path.suffix.removeprefix(".")
@@ -80,48 +80,66 @@ def _drawing(*paths: Path, width: float, height: float, columns: int = 1) -> Ite
             pyplot.close(figure)
 
 
-def bar_rows(columns: Mapping[str, Mapping[str, Cell]]) -> list[str]:
-    """Those of the paper's figure; without any of them, all."""
-    return [row for row in columns if row in BAR_ROWS] or list(columns)
-
-
 def draw_bars(paths: Sequence[Path], columns: Mapping[str, Mapping[str, Cell]], names: Sequence[str]) -> None:
-    """Accuracy per corruption and on average, a bar for each method, with standard deviations over runs."""
-    rows = bar_rows(columns)
+    """Accuracy per corruption and on average, a bar for each method, with standard deviations over runs.
+
+    The average is the last of `names`. Many bars are drawn in two panels, one above the other.
+    """
+    rows = list(columns)
+    count = 1 if len(rows) * len(names) <= MOST_BARS else 2
+    share = -(-len(names) // count)
+    panels = [names[start : start + share] for start in range(0, len(names), share)]
+    inches = max(5.0, 1.2 + share * max(0.56, 0.112 * len(rows)))
+    highest = max((c.value or 0.0) + (c.std or 0.0) for row in rows for c in columns[row].values())
+    with _drawing(*paths, width=inches, height=1.1 + 2.2 * count, rows=count) as (figure, axes):
+        for axis, panel in zip(axes, panels, strict=True):
+            _draw_panel(axis, columns, panel, apart=panel is panels[-1])
+            axis.set_xlim(-0.6, share)
+            axis.set_ylim(0, min(100.0, 10 * np.ceil(highest / 10)) or 10)
+        handles, labels = axes[0].get_legend_handles_labels()
+        fitting = max(1, int(inches / (0.55 + 0.065 * max(map(len, labels)))))
+        lines = -(-len(rows) // fitting)
+        figure.legend(handles, labels, loc="outside upper center", ncols=-(-len(rows) // lines))
+
+
+def _draw_panel(axis: Any, columns: Mapping[str, Mapping[str, Cell]], names: Sequence[str], apart: bool) -> None:
+    """The bars of some corruptions; with `apart` the last of them, the average, has a gap before it."""
     where = np.arange(len(names), dtype=float)
-    where[-1] += 0.4  # the average stands apart
-    width = 0.84 / len(rows)
-    inches = max(5.0, 1.2 + 0.56 * len(names))
-    with _drawing(*paths, width=inches, height=3.3) as (figure, (axis,)):
-        for i, row in enumerate(rows):
-            cells = [columns[row][name] for name in names]
-            axis.bar(
-                where + (i - (len(rows) - 1) / 2) * width,
-                [c.value for c in cells],
-                width,
-                yerr=[c.std or 0.0 for c in cells] if any(c.std for c in cells) else None,
-                color=COLOURS[row],
-                edgecolor="white",
-                linewidth=0.4,
-                error_kw={"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8, "ecolor": "#333333"},
-                label=row,
-            )
-        axis.set_xticks(
-            where, [name.replace("_", " ") for name in names], rotation=35, ha="right", rotation_mode="anchor"
+    where[-1] += 0.4 * apart
+    width = 0.84 / len(columns)
+    for i, row in enumerate(columns):
+        cells = [columns[row][name] for name in names]
+        colour = _colour(row)
+        whisker = "#888888" if colour == "#000000" else "#333333"  # seen on its own bar
+        axis.bar(
+            where + (i - (len(columns) - 1) / 2) * width,
+            [c.value for c in cells],
+            width,
+            yerr=[c.std or 0.0 for c in cells] if any(c.std for c in cells) else None,
+            color=colour,
+            edgecolor="white",
+            linewidth=0.4,
+            error_kw={"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8, "ecolor": whisker},
+            label=row,
         )
-        axis.tick_params(axis="x", length=0)
-        axis.grid(visible=False, axis="x")
-        axis.set_xlim(where[0] - 0.6, where[-1] + 0.6)
-        highest = max((c.value or 0.0) + (c.std or 0.0) for row in rows for c in columns[row].values())
-        axis.set_ylim(0, min(100.0, 10 * np.ceil(highest / 10)) or 10)
-        axis.set_ylabel("accuracy in %")
-        figure.legend(loc="outside upper center", ncols=min(len(rows), int(inches / 1.5)))
+    axis.set_xticks(where, [name.replace("_", " ") for name in names], rotation=35, ha="right", rotation_mode="anchor")
+    axis.tick_params(axis="x", length=0)
+    axis.grid(visible=False, axis="x")
+    axis.set_ylabel("accuracy in %")
 
 
-def draw_convergence(paths: Sequence[Path], curve: Curve | None, published: Curve, overlay: bool) -> None:
-    """Training accuracy before and after the inner step, the authors' beside it; with `overlay` also over it."""
-    panels = [("these runs", curve)] if curve is not None else []
-    panels.append(("the authors', CIFAR-10", published))
+def _colour(title: str) -> str:
+    """Of a row, also if a mark stands behind its name."""
+    return next(colour for row, colour in COLOURS.items() if title == row or title.startswith(f"{row} ("))
+
+
+def draw_convergence(paths: Sequence[Path], curve: Curve | None, told: str, published: Curve, overlay: bool) -> None:
+    """Training accuracy before and after the inner step, the authors' beside it; with `overlay` also over it.
+
+    `told` says of which data the curve is, and how long its runs were trained.
+    """
+    panels = [(f"these runs, {told}", curve)] if curve is not None else []
+    panels.append((f"the authors', CIFAR-10, {count_epochs(published.epochs[-1])}", published))
     width = 3.6 * len(panels) + 0.6
     with _drawing(*paths, width=width, height=3.0, columns=len(panels)) as (figure, axes):
         figure.get_layout_engine().set(wspace=0.08)
@@ -130,7 +148,8 @@ def draw_convergence(paths: Sequence[Path], curve: Curve | None, published: Curv
             for row, values in (("MT", shown.before), ("MT3", shown.after)):
                 label = "before the inner step" if row == "MT" else "after the inner step"
                 mean = np.nanmean(values, axis=0)
-                axis.plot(shown.epochs, mean, color=COLOURS[row], linewidth=1.4, label=label)
+                single = {"marker": "o", "clip_on": False} if len(mean) == 1 else {}  # a point alone is no line
+                axis.plot(shown.epochs, mean, color=COLOURS[row], linewidth=1.4, label=label, **single)
                 if count > 1:
                     spread = _spread(values)
                     axis.fill_between(
@@ -142,7 +161,7 @@ def draw_convergence(paths: Sequence[Path], curve: Curve | None, published: Curv
             axis.locator_params(axis="x", nbins=5, integer=bool(shown.epochs[-1] >= 5))
             axis.set_ylim(0, 100)
         near = published.epochs <= (curve.epochs[-1] if curve is not None and overlay else 0)
-        if near.sum() > 1:  # a single point is no line
+        if near.sum() > 1:
             for row, values in (("MT", published.before), ("MT3", published.after)):
                 axes[0].plot(published.epochs[near], values.mean(0)[near], "--", color=COLOURS[row], linewidth=1.0)
             axes[0].plot([], [], "--", color="#555555", linewidth=1.0, label="the authors' mean")

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import sqrt
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -12,6 +13,7 @@ from urllib.parse import quote
 from mt3 import published as paper
 from mt3.compare import (
     STATISTICS,
+    TRAININGS,
     Columns,
     Row,
     accuracy_table,
@@ -19,33 +21,42 @@ from mt3.compare import (
     clean_table,
     columns_of,
     component_table,
+    departure_words,
     gain_tables,
     interval_cell,
     paired_table,
     published_columns,
     published_tables,
     rows_of,
+    run_line,
     run_table,
     severity_tables,
+    training_lines,
 )
-from mt3.curves import MIN_EPOCHS, authors_curve, epoch_table, read_curves
+from mt3.curves import MIN_EPOCHS, Curve, authors_curve, count_epochs, epoch_table, read_curves
 from mt3.errors import InputError, name_list
-from mt3.evaluation import Evaluation
-from mt3.figures import FORMATS, Figure, bar_rows, draw_bars, draw_convergence, import_pyplot
+from mt3.evaluation import Evaluation, read_trained
+from mt3.figures import FORMATS, Figure, draw_bars, draw_convergence, import_pyplot
 from mt3.files import write_text
+from mt3.measure import Z95
 from mt3.published import AVERAGE, published_table
-from mt3.results import Results, collect, describe_source
+from mt3.results import Results, collect, describe_source, flat
 from mt3.sweeps import ablation_table, sweep_blocks
 from mt3.table import Cell, Line, Table, csv_text, latex, markdown
 
 Chosen = TypeVar("Chosen")
 
-ROW_TITLES = {
-    "before": "before adapting",
-    "view_average": "averaged over views, not adapted",
+ROW_TITLES = {  # of an evaluation, and what is not clear from their names
+    "before": "",
+    "view_average": "averaged over the views, not adapted",
     "clean_other": "adapted on an unrelated clean image",
-    "same_corruption": "adapted on another image, same corruption",
-    "after": "adapted on the image itself",
+    "same_corruption": "adapted on another image under the same corruption",
+    "after": "",
+}
+PART_WORDS = {  # of a gain
+    "offset": "by a step on an unrelated clean image",
+    "distribution": "more by one on another image with the same corruption",
+    "instance": "more by one on the image itself",
 }
 
 
@@ -70,8 +81,9 @@ def result_table(columns: dict[str, tuple[dict[str, Any], str]]) -> str:
     ]
     if keys:
         lines.append(Line(AVERAGE, tuple(Cell(r["average"][row]) for r, row in columns.values())))
-    if all(r["clean"] is not None and row in r["clean"] for r, row in columns.values()):
-        lines.append(Line("clean", tuple(Cell(r["clean"][row]["accuracy"]) for r, row in columns.values())))
+    clean = [(r["clean"] or {}).get(row) for r, row in columns.values()]
+    if any(clean):  # for the controls there is none
+        lines.append(Line("clean", tuple(Cell(c["accuracy"]) if c else Cell(text="-") for c in clean)))
     return markdown(Table("result", "Accuracy", "corruption", tuple(columns), tuple(lines)))
 
 
@@ -80,15 +92,33 @@ def evaluation_summary(result: dict[str, Any]) -> str:
     found = result["corruptions"] or [result["clean"]]
     rows = [row for row in ROW_TITLES if row in found[0]]
     lines = [result_table({row.replace("_", " "): (result, row) for row in rows}), ""]
-    if "gain" in result:
-        lines.append(
-            f"gain by adapting {interval(result['gain'])} points (paired 95 % interval); "
-            f"{result['fixed']} answers fixed, {result['broken']} broken"
-        )
+    explained = [f"{row.replace('_', ' ')}: {ROW_TITLES[row]}" for row in rows if ROW_TITLES[row]]
+    if explained:
+        lines.append("; ".join(explained))
+    protocol = result.get("protocol", {})
+    if "images" in protocol:
+        lines.append(image_words(protocol) + (" under each corruption" if result["corruptions"] else ""))
+    trained = read_trained(protocol, "trained_steps")
+    if trained and trained.steps < trained.total:
+        lines.append(f"The training is NOT FINISHED: these are numbers after {trained.words()}.")
+    return "\n".join([*lines, *_gain_lines(result)]).rstrip()
+
+
+def _gain_lines(result: dict[str, Any]) -> list[str]:
+    """The gain and its parts; where controls are missing, a caution about a gain that is above 0."""
+    if "gain" not in result:
+        return []
+    lines = [
+        f"gain by adapting {interval(result['gain'])} points (paired 95 % interval); "
+        f"{result['fixed']} answers fixed, {result['broken']} broken"
+    ]
     if "adaptation" in result:
-        parts = ", ".join(f"{name} {interval(result[name])}" for name in ("offset", "distribution", "instance"))
+        parts = ", ".join(f"{name} {interval(result[name])} ({told})" for name, told in PART_WORDS.items())
         lines.append(f"of which {parts}")
-    return "\n".join(lines).rstrip()
+        lines.append(f"having seen the image brings {interval(result['adaptation'])}: distribution and instance")
+    elif result["gain"]["mean"] > 0:
+        lines.append("A step may help whatever the image: --controls tells how much of this gain is due to that.")
+    return lines
 
 
 class Section(NamedTuple):
@@ -112,11 +142,12 @@ def write_report(
     """
     if paths:
         results = collect(paths, root)
-        sections, notes = report_sections(results, published), list(results.notes)
+        warning = unfinished_words(results)
+        sections, notes = report_sections(results, published), [*([warning] if warning else []), *results.notes]
     else:
-        sections, notes = published_sections(True), []
+        sections, notes, warning = published_sections(True), [], ""
     tables = tables_in(sections)
-    words = fill_words(words, tables)
+    words = put_first(f"**{warning}**" if warning else "", fill_words(words, tables).strip() or "# Report")
     figures = [block for section in sections for block in section.blocks if isinstance(block, Figure)]
     files = []
     try:
@@ -136,7 +167,28 @@ def write_report(
     folder = quote(Path(os.path.relpath(out, page.parent)).as_posix())
     write_text(page, _markdown_report(sections, words, folder if figures else None))
     files = [page, out / "table.tex", out / "table.csv", *files]
-    return "\n\n".join(f"{t.title}\n\n{markdown(t)}" for t in main[: 1 if paths else 2]), files, notes
+    return "\n\n".join(f"{t.title}\n\n{markdown(t)}\n\n{t.note}" for t in main[: 1 if paths else 2]), files, notes
+
+
+def put_first(sentence: str, page: str) -> str:
+    """The page with a sentence right below its heading, or above all if it has none."""
+    if not page.startswith("# "):
+        return f"{sentence}\n\n{page}".strip()
+    heading, _, rest = page.partition("\n")
+    return "\n\n".join(part for part in (heading, sentence, rest.strip()) if part)
+
+
+def unfinished_words(results: Results) -> str:
+    """Which trainings were not finished when they were evaluated, or nothing."""
+    groups = [*results.main.values(), *results.ablations.values(), results.others]
+    found = dict.fromkeys(
+        f"{run.method.name}{f', {run.label}' if run.label else ''} ({run.unfinished.words()})"
+        for run in flat(groups)
+        if run.unfinished
+    )
+    if not found:
+        return ""
+    return f"Not finished when evaluated: {'; '.join(found)}. Nothing here that rests on this is a fair comparison."
 
 
 def tables_in(sections: Sequence[Section]) -> list[Table]:
@@ -169,8 +221,8 @@ def _choose(name: str, among: Mapping[str, Chosen], what: str, told: str) -> Cho
 
 
 def _markdown_report(sections: Sequence[Section], words: str, folder: str | None) -> str:
-    """The page; figures are in `folder`, seen from it."""
-    parts = [words.strip() or "# Report"]
+    """The page, which begins with `words`; figures are in `folder`, seen from it."""
+    parts = [words]
     for section in sections:
         parts.append(f"## {section.title}")
         for block in section.blocks:
@@ -207,7 +259,7 @@ def report_sections(results: Results, published: bool) -> list[Section]:
         Section("Ablations", [ablations] if ablations else []),
         *_convergence_section(results),
         *(published_sections(False) if published else []),
-        Section("Methods", [component_table()]),
+        Section("Methods", [component_table(rows)]),
         _protocol_section(results, rows),
     ]
     return [section for section in sections if section.blocks]
@@ -232,29 +284,39 @@ def _accuracy_section(rows: Sequence[Row], severity: Sequence[int], published: b
     protocol = rows[0].runs[0].protocol
     names = rows[0].runs[0].corruptions
     columns = columns_of(rows, severity)
-    runs = {row.title: len(row.runs) for row in rows}
-    note, beside = STATISTICS, None
+    theirs = published_columns(str(protocol.get("data")), names) if severity == [paper.SEVERITY] and published else {}
+    beside = {row.title: theirs[row.name] for row in rows if row.name in theirs}
+    foot = [run_line(rows), *training_lines(rows, bool(beside))]
+    reach = 100 * Z95 * sqrt(0.25 / protocol["images"])
+    note = f"{STATISTICS} With {protocol['images']:,} images a corruption's accuracy is uncertain by up to {reach:.1f} "
+    note += "points (95 %), whatever the seeds; differences are known more closely, from intervals paired over images."
+    note += f" {departure_words(rows)}".rstrip()
     if published:
-        beside = published_columns(str(protocol.get("data")), names) if severity == [paper.SEVERITY] else {}
         note += " " + _published_note(protocol, names, beside)
-    title = (
-        f"Accuracy in % on {protocol.get('data')} under corruption, severity {severity[0]}, {protocol['images']} images"
-    )
-    table = accuracy_table("accuracy", title, columns, names, runs, note, beside)
+    if len(foot) > 1:
+        note += f" {TRAININGS}"
+    title = f"Accuracy in % on {protocol.get('data')} under corruption, severity {severity[0]}, {image_words(protocol)}"
+    table = accuracy_table("accuracy", title, columns, names, foot, note, beside)
     draw = partial(draw_bars, columns=columns, names=[*names, AVERAGE])
     caption = f"{title}: means, with standard deviations over runs where there are several."
-    rest = [row for row in columns if row not in bar_rows(columns)]
-    if rest:
-        caption += f" Rows as in the paper's figure; {name_list(rest)} are in the table."
     return Section("Accuracy under corruption", [table, Figure("bars", caption, draw)])
+
+
+def image_words(protocol: dict[str, Any]) -> str:
+    """How many images, and which if not the first ones."""
+    first = protocol.get("first")
+    return f"{protocol['images']:,} images" + (f" from number {first:,} on" if first else "")
 
 
 def _published_note(protocol: dict[str, Any], names: Sequence[str], beside: Columns) -> str:
     if not beside:
         if published_table(str(protocol.get("data"))) is None:
             return f"The paper has no numbers for {protocol.get('data')}."
+        if max(protocol["severities"]) == paper.SEVERITY:
+            return "The paper has no numbers for these rows."
         return f"The paper's numbers are for severity {paper.SEVERITY}, so none stand here."
-    text = "In brackets the paper's number: 3 runs, 10,000 images of the published -C data."
+    text = "In brackets the paper's number: 3 runs, 10,000 images of the published -C data; these images: "
+    text += f"{describe_source(protocol.get('source'))}."
     if any("Sun" in row for row in beside):
         text += " Those of Sun et al. it quotes, without runs."
     if not set(names) <= set(paper.corruption_order()):
@@ -266,33 +328,47 @@ def _published_note(protocol: dict[str, Any], names: Sequence[str], beside: Colu
 
 def _convergence_section(results: Results, alone: bool = False) -> list[Section]:
     """The curve beside the authors'; without one nothing, unless theirs is to stand alone."""
-    curve = read_curves(results.curves)
+    curve, authors = read_curves(results.curves), authors_curve()
     if curve is None and not alone:
         return []
     settings = results.curve_settings or {}
     overlay = settings.get("data") == "cifar10"
-    draw = partial(draw_convergence, curve=curve, published=authors_curve(), overlay=overlay)
+    ours = "" if curve is None else _curve_length(results, curve)
+    told = f"{settings.get('data')}, {ours}"
+    draw = partial(draw_convergence, curve=curve, told=told, published=authors, overlay=overlay)
     caption = "Training accuracy of MT3 before and after the inner step: mean and standard deviation over runs"
     if curve is None:
-        caption += ", the authors' three."
+        caption += f", the authors' three of {count_epochs(authors.epochs[-1])}."
     else:
         points = "per epoch" if curve.epochs[-1] >= MIN_EPOCHS else "in twentieths of the training"
-        caption += f", {points}; beside it the authors' three runs."
+        caption += f", {points}; beside it the authors' three runs. These were trained for {ours}, "
+        caption += f"the authors' for {count_epochs(authors.epochs[-1])}"
+        caption += "." if curve.epochs[-1] == authors.epochs[-1] else ": the axes are not alike."
         if settings.get("warm_method"):
-            caption += f" Epochs count from the end of the {settings['warm_method']} that came first."
-    table = epoch_table(results.curves) if overlay else None
+            caption += f" Epochs count from the end of the {settings['warm_method']} that came first"
+            before = results.curve_epochs.before if results.curve_epochs and results.curves_whole else None
+            caption += f", after {count_epochs(before)}." if before else "."
+    table = epoch_table(results.curves, ours) if overlay else None
     figure = Figure("convergence", caption, draw)
     return [Section("Convergence", [figure] if table is None else [table, figure])]
 
 
+def _curve_length(results: Results, curve: Curve) -> str:
+    """How long the runs of the curve were trained; of what was planned, if they are not finished."""
+    reached, planned = f"{curve.epochs[-1]:.3g}", results.curve_epochs
+    if planned is None:
+        return f"{reached} epochs"
+    return count_epochs(planned.own) if results.curves_whole else f"{reached} of {count_epochs(planned.own)}"
+
+
 def _protocol_section(results: Results, rows: Sequence[Row]) -> Section:
     groups = [*results.main.values(), *results.ablations.values()]
-    runs = [run for group in groups for run in group] + results.others
+    runs = flat(groups) + results.others
     items = []
     if runs:
         p = (rows[0].runs if rows else runs)[0].protocol
         items = [
-            f"data: {p.get('data')}, {p.get('split')} split, {p['images']} images",
+            f"data: {p.get('data')}, {p.get('split')} split, {image_words(p)}",
             f"corrupted images: {describe_source(p.get('source'))}",
             f"corruptions: {name_list(p['corruptions']) or 'none'}",
             f"severities: {name_list(p['severities']) or 'none'}",
@@ -307,6 +383,7 @@ def _protocol_section(results: Results, rows: Sequence[Row]) -> Section:
         one = found[0]
         texts = (
             str(one.protocol.get("preset")),
+            one.epochs.words() if one.epochs else "-",
             name_list(run.seed for run in found),
             str(one.setting.steps) if one.protocol.get("adapts", True) else "-",
             str(one.setting.views),
@@ -316,9 +393,9 @@ def _protocol_section(results: Results, rows: Sequence[Row]) -> Section:
             name_list(f"`{run.path}`" for run in found),
         )
         label = f"{one.method.name}, {one.label}" if one.label else one.method.name
-        lines.append(Line(label, tuple(Cell(text=text) for text in texts)))
+        lines.append(Line(label + one.mark, tuple(Cell(text=text) for text in texts)))
     if lines:
-        columns = ("preset", "training seeds", "steps", "views", "lr", "clip", "besides", "files")
+        columns = ("preset", "epochs", "training seeds", "steps", "views", "lr", "clip", "besides", "files")
         blocks.append(Table("protocol", "The evaluations", "training", columns, tuple(lines)))
     return Section("Protocol", blocks)
 

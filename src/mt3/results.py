@@ -6,15 +6,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mt3.config import BOOKKEEPING, Config, config_to_dict, make_config
+from mt3.config import BOOKKEEPING, Config, config_from_dict, config_to_dict, make_config, warm_config
 from mt3.errors import InputError, name_list
-from mt3.evaluation import Evaluation, check_whole, read_evaluation
+from mt3.evaluation import Epochs, Evaluation, Trained, check_whole, read_evaluation, read_trained
 from mt3.files import METRICS_FILE, RUN_FILE, read_json
 from mt3.method import get_method
 
 ANSWERED = ("average", "gate")  # what runs in one row must share besides
 # what results in one table must share
 LIKE = ("data", "split", "source", "corruptions", "severities", "images", "first")
+
+START = "warm"  # the folder of a run that keeps the training that came first
 
 _DEFAULTS = config_to_dict(Config())
 Group = tuple[str, str]  # training and label of the ablation
@@ -29,6 +31,8 @@ class Results:
     others: list[Evaluation] = field(default_factory=list)  # adapted with other steps, views or learning rate
     curves: list[Path] = field(default_factory=list)  # metrics of the MT3 runs
     curve_settings: dict[str, Any] | None = None  # how these were trained
+    curve_epochs: Epochs | None = None  # for how long
+    curves_whole: bool = True  # whether they are of finished trainings
     notes: list[str] = field(default_factory=list)  # what was left out, and why
 
 
@@ -55,11 +59,12 @@ def collect(paths: Sequence[Path], root: Path | None = None) -> Results:
             notes.append(f"{_shown(path, root)} is left out: it does not say which method its model was trained with.")
         else:
             found.append(replace(_make_evaluation(path, value), path=_shown(path, root)))
-    curves, curve_settings = _find_curves(_find(paths, METRICS_FILE), notes)
-    if not found and not curves:
+    curves = _find_curves(_find(paths, METRICS_FILE), notes, root)
+    if not found and not curves.curves:
         why = f" {' '.join(notes)}" if notes else ""
         raise InputError(f"Found no evaluation in {name_list(paths)}; `mt3 evaluate RUN` writes one.{why}")
     labelled = _drop_repeated(_label_ablations(found), notes)
+    _require_equally_trained(labelled)
     main: dict[str, list[Evaluation]] = defaultdict(list)
     ablations: dict[Group, list[Evaluation]] = defaultdict(list)
     others = []
@@ -72,9 +77,15 @@ def collect(paths: Sequence[Path], root: Path | None = None) -> Results:
             main[e.method.name].append(e)
     for runs in (*main.values(), *ablations.values()):
         require_alike(runs, ANSWERED)
-    for group in (_flat(main.values()), _flat(ablations.values()), others):
+    for group in (flat(main.values()), flat(ablations.values()), others):
         require_alike(group)
-    return Results(dict(main), dict(ablations), others, curves, curve_settings, notes)
+    for runs in main.values():
+        unadapted = [e.path for e in runs if not e.has("after")]
+        if len(unadapted) < len(runs) and unadapted:
+            notes.append(
+                f"Without the row {runs[0].method.after}: no adapting was evaluated in {name_list(unadapted)}."
+            )
+    return replace(curves, main=dict(main), ablations=dict(ablations), others=others, notes=notes)
 
 
 def _shown(path: Path, root: Path | None) -> Path:
@@ -144,28 +155,60 @@ def _make_evaluation(path: Path, value: dict[str, Any]) -> Evaluation:
     evaluation = Evaluation(path, value, method, str(value["protocol"].get("ablation") or ""))
     try:
         check_whole(evaluation)
+        trained = read_trained(value["protocol"], "trained_steps")
     except KeyError as error:
         raise InputError(f"{path} is not a whole evaluation ({error} is missing); evaluate again.") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path} is not a whole evaluation ({error}); evaluate again.") from None
-    return replace(evaluation, settings=_training_settings(path.parent, value["protocol"]))
+    config, run = _read_run(path.parent)
+    if any(config.get(a) != value["protocol"].get(b) for a, b in (("method", "method"), ("seed", "train_seed"))):
+        return replace(evaluation, trained=trained)  # of another run than that in its folder
+    return replace(
+        evaluation,
+        settings=_settings(config, run.get("init")),
+        trained=trained or _steps_with_start(path.parent, run),  # the protocol first: the run may have gone on since
+        epochs=_epochs_of(path.parent, config, run.get("init")),
+    )
 
 
-def _training_settings(folder: Path, protocol: dict[str, Any]) -> dict[str, Any] | None:
-    """How the run that was evaluated was trained, if its run.json lies beside the evaluation."""
-    config, init = _read_config(folder)
-    if config is None or any(
-        config.get(a) != protocol.get(b) for a, b in (("method", "method"), ("seed", "train_seed"))
-    ):
-        return None
-    return _settings(config, init)
-
-
-def _read_config(folder: Path) -> tuple[dict[str, Any] | None, Any]:
+def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config of the run in a folder and all that its run.json says; nothing where there is none."""
     path = folder / RUN_FILE
     run = read_json(path) if path.exists() else {}
     config = run.get("config")
-    return (config if isinstance(config, dict) else None), run.get("init")
+    return (config, run) if isinstance(config, dict) else ({}, {})
+
+
+def _steps_with_start(folder: Path, run: dict[str, Any]) -> Trained | None:
+    """How far a run is, with the trainings before it that it keeps."""
+    own, start = _steps_of(folder, run), folder / START
+    before = _steps_with_start(start, _read_run(start)[1]) if Path(str(run.get("init"))).name == START else None
+    return Trained(own.steps + before.steps, own.total + before.total) if own and before else own
+
+
+def _steps_of(folder: Path, run: dict[str, Any]) -> Trained | None:
+    try:
+        return read_trained(run, "step")
+    except ValueError as error:
+        raise InputError(f"{folder / RUN_FILE} is damaged ({error}); restore it, or train again.") from None
+
+
+def _epochs_of(folder: Path, config: dict[str, Any], init: Any) -> Epochs | None:
+    """How long a run's training is; that of a start which is not its own is not known."""
+    try:
+        whole = config_from_dict(config)
+    except InputError:  # a config of another version
+        return None
+    if init is None:
+        return Epochs(whole.epochs)
+    start, here = Path(str(init)), folder.resolve()
+    own = start.name == START and start.parent.name in ("", here.name, here.parent.name)  # it may have been moved
+    return Epochs(whole.epochs, _epochs_before(whole) if own else None)
+
+
+def _epochs_before(config: Config) -> float:
+    first = warm_config(config)
+    return 0.0 if first is None else first.epochs + _epochs_before(first)
 
 
 def _settings(config: dict[str, Any], init: Any) -> dict[str, Any]:
@@ -176,11 +219,17 @@ def _settings(config: dict[str, Any], init: Any) -> dict[str, Any]:
 
 def _departures(settings: dict[str, Any]) -> int:
     """In how many fields a training departs from its preset."""
+    changed = overrides_of(settings)
+    return len(settings) if changed is None else len(changed)
+
+
+def overrides_of(settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The fields in which a training departs from its preset; None if there is no such preset."""
     try:
         preset = make_config(settings["method"], settings["data"], settings["preset"])
     except (InputError, KeyError):
-        return len(settings)
-    return len(_changed(settings, _settings(config_to_dict(preset), None)))
+        return None
+    return {k: settings.get(k) for k in _changed(settings, _settings(config_to_dict(preset), None))}
 
 
 def _changed(settings: dict[str, Any], reference: dict[str, Any]) -> list[str]:
@@ -257,20 +306,50 @@ def _order(evaluation: Evaluation) -> tuple[Any, ...]:
     return evaluation.label, setting.steps, setting.views, setting.lr, seed, str(evaluation.path)
 
 
-def _flat(groups: Iterable[Sequence[Evaluation]]) -> list[Evaluation]:
+def _require_equally_trained(evaluations: Sequence[Evaluation]) -> None:
+    """Refuse a mean over finished and unfinished trainings, or over such that are not equally far."""
+    first: dict[Group, Evaluation] = {}
+    for e in evaluations:
+        one = first.setdefault((e.method.name, e.label), e)
+        if one.unfinished != e.unfinished:
+            a, b = (x.unfinished.words() if x.unfinished else "a finished training" for x in (one, e))
+            raise InputError(
+                f"Trainings of {e.method.name} that are not equally far do not go into one mean: {one.path} is of {a} "
+                f"but {e.path} of {b}; report them separately, or finish them with --resume and evaluate again."
+            )
+
+
+def flat(groups: Iterable[Sequence[Evaluation]]) -> list[Evaluation]:
     return [e for group in groups for e in group]
 
 
-def _find_curves(files: Sequence[Path], notes: list[str]) -> tuple[list[Path], dict[str, Any] | None]:
-    """The metrics of MT3 runs that were trained alike, as `reference_settings` chooses, and how they were."""
-    known = []
+def _find_curves(files: Sequence[Path], notes: list[str], root: Path | None) -> Results:
+    """The metrics of MT3 runs that were trained alike, as `reference_settings` chooses, and how they were.
+
+    A run that is not finished has no part in the curve of those that are.
+    """
+    known, whole, epochs = [], {}, {}
     for path in files:
-        config, init = _read_config(path.parent)
-        if config is not None and config.get("method") == "mt3":
-            known.append((path, _settings(config, init)))
+        config, run = _read_run(path.parent)
+        if config.get("method") == "mt3":
+            known.append((path, _settings(config, run.get("init"))))
+            trained = _steps_with_start(path.parent, run)  # which a run that goes on does not say
+            whole[path] = trained is not None and trained.steps == trained.total
+            epochs[path] = _epochs_of(path.parent, config, run.get("init"))
     try:
         reference = reference_settings(known)
     except InputError as error:
         notes.append(f"No training curve: {error}")
-        return [], None
-    return [path for path, settings in known if settings == reference], reference
+        return Results()
+    chosen = [path for path, settings in known if settings == reference]
+    finished = [path for path in chosen if whole[path]]
+    if finished and finished != chosen:
+        left_out = name_list(_shown(path, root) for path in chosen if not whole[path])
+        notes.append(f"Not in the training curve, since the training is not finished: {left_out}.")
+    chosen = finished or chosen
+    return Results(
+        curves=chosen,
+        curve_settings=reference,
+        curve_epochs=epochs[chosen[0]] if chosen else None,
+        curves_whole=bool(finished),
+    )

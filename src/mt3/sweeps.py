@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mt3.compare import INTERVALS, Row, difference_cell, gain_cell, over_runs
+from mt3.compare import INTERVALS, NO_CONTROLS, Row, controlled_runs, difference_cell, gain_cell, over_runs
 from mt3.errors import name_list
 from mt3.evaluation import CONTROLS, Evaluation, Setting
 from mt3.figures import Figure, Point, Sweep, draw_sweep
@@ -31,7 +31,7 @@ class _Sample(NamedTuple):
 
     @property
     def title(self) -> str:
-        return f"{self.row}, {self.label}" if self.label else self.row
+        return (f"{self.row}, {self.label}" if self.label else self.row) + self.runs[0].mark
 
 
 def _samples(results: Results) -> tuple[list[_Sample], str]:
@@ -95,6 +95,8 @@ def sweep_blocks(results: Results) -> list[Table | Figure]:
         )
         words = f"{s.title}: steps {s.setting.steps}, views {s.setting.views}, lr {s.setting.lr:g}"
         lines.append(Line(words, cells))
+    if not all(controlled_runs(s.runs) for s in samples):
+        left_out += f" {NO_CONTROLS.format('some or all of these settings')}"
     columns = ("steps", "views", "lr", "steps x views", "before", "after", "gain", "runs")
     title = f"Average accuracy in % by how the models were adapted, severity {severity[0]}"
     blocks: list[Table | Figure] = [Table("settings", title, "method", columns, tuple(lines), INTERVALS + left_out)]
@@ -140,7 +142,7 @@ def ablation_table(results: Results) -> Table | None:
     if not severity:
         return None
     answered = ("before", "view_average", *CONTROLS, "after")
-    lines, missing = [], []
+    lines, missing, unfinished = [], [], []
 
     def rival(name: str, label: str, runs: list[Evaluation], last: str) -> Cell:
         """Minus joint training with the same label, if that was evaluated."""
@@ -170,7 +172,9 @@ def ablation_table(results: Results) -> Table | None:
             cells += [against, rival(name, label, runs, last)]
             cells.append(Cell(len(runs), digits=0))
             shown = title if any(run.has("after") for run in runs) else METHODS[name].before
-            lines.append(Line(f"{shown}: {label}", tuple(cells)))
+            lines.append(Line(f"{shown}: {label}{runs[0].mark}", tuple(cells)))
+            if runs[0].unfinished:
+                unfinished.append(lines[-1].label)
     columns = (
         "before",
         "views averaged",
@@ -185,6 +189,8 @@ def ablation_table(results: Results) -> Table | None:
     note = f"{INTERVALS} Adaptation: after adapting minus after adapting on an unrelated clean image. "
     note += "Minus default: after adapting if both adapt, over the seeds that both have. "
     note += f"Minus {METHODS['jt'].before}: after adapting, from the one of the same name that does not adapt."
+    if unfinished:
+        note += f" Differences from a training that is not finished are not fair: {name_list(unfinished)}."
     if missing:
         note += f" The default {name_list(missing)} was not evaluated under this protocol."
     title = f"Average accuracy in %, severity {severity[0]}"
