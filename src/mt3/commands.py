@@ -165,9 +165,10 @@ def _group_names(asked: Sequence[str], corrupted: "CorruptedSet", severities: Se
 
 
 def predict_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.images import read_image
+    from mt3.images import read_image, silent_readers
 
-    read = [read_image(path) for path in args.images]
+    with silent_readers():
+        read = [read_image(path) for path in args.images]
     from mt3.checkpoint import load
     from mt3.predict import predict
 

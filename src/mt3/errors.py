@@ -1,8 +1,32 @@
 """The error that a user's input raises: one sentence, exit code 2 on the command line."""
 
+import difflib
+from collections.abc import Iterable
+
+ECHO, WORD, SENTENCE = 60, 200, 2000  # characters shown of a value, of a path or another word, of a message
+ALIKE = 0.65  # difflib's ratio from which a name is taken for a misspelt one
+
 
 class InputError(ValueError):
-    """Something the user gave is not what was expected; the message says what to do."""
+    """Something the user gave is not what was expected; the message says what to do.
+
+    Whatever text a user or a file had put into it, the message is one line of bounded length.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shown(" ".join(shown(word, WORD) for word in message.split(" ")), SENTENCE))
+
+
+def shown(value: object, limit: int = ECHO) -> str:
+    """What a message repeats of a user's text: without what a terminal would obey, and of a long one both ends."""
+    text = str(value)
+    if len(text) > 2 * limit:  # before a long one is gone through letter by letter
+        text = text[:limit] + text[-limit:]
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if len(text) <= limit:
+        return text
+    end = limit // 3
+    return f"{text[: limit - end - 3]}...{text[-end:]}"
 
 
 def name_list(names: object) -> str:
@@ -10,6 +34,14 @@ def name_list(names: object) -> str:
     return ", ".join(str(n) for n in names)  # type: ignore[attr-defined]
 
 
-def one_of(kind: str, value: str, valid: object) -> str:
-    """Word the refusal of an unknown name, listing the valid ones."""
-    return f"Unknown {kind} '{value}': expected one of {name_list(valid)}."
+def one_of(kind: str, value: object, valid: Iterable[object]) -> str:
+    """Word the refusal of an unknown name, with the one that was probably meant, listing the valid ones."""
+    names = [str(name) for name in valid]
+    return f"Unknown {kind} '{shown(value)}'{suggest(value, names)}: expected one of {name_list(names)}."
+
+
+def suggest(value: object, valid: Iterable[str]) -> str:
+    """The valid name nearest to a misspelt one, in words; nothing where none is near."""
+    names = {name.casefold().replace("-", "_"): name for name in valid}
+    close = difflib.get_close_matches(str(value).casefold().replace("-", "_"), names, n=1, cutoff=ALIKE)
+    return f" (did you mean '{names[close[0]]}'?)" if close else ""
