@@ -852,10 +852,18 @@ def test_an_unknown_name_is_refused() -> None:
             (
                 np.zeros(shape, dtype=np.uint8),
                 {},
-                f"Expected images of shape (N, 32, 32, 3), got {shape}: "
-                "put the channels last, and a single image into a batch with image[None].",
+                f"Expected images of shape (N, 32, 32, 3), got {shape}: {advice}.",
             )
-            for shape in ((32, 32, 3), (2, 3, 32, 32), (1, 28, 28, 3), (1, 32, 32, 1))
+            for shape, advice in {
+                (1, 64, 64, 3): "scale or cut to 32 x 32 pixels",
+                (2, 28, 32, 3): "scale or cut to 32 x 32 pixels",
+                (32, 32, 3): "put a single image into a batch with image[None]",
+                (64, 64, 3): "put a single image into a batch with image[None], and scale or cut to 32 x 32 pixels",
+                (2, 3, 32, 32): "put the channels last with images.transpose(0, 2, 3, 1)",
+                (1, 32, 32, 1): "give a batch of images with three channels, the channels last",
+                (5, 32, 32): "give a batch of images with three channels, the channels last",
+                (): "give a batch of images with three channels, the channels last",
+            }.items()
         ),
         *(
             (

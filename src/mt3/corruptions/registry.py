@@ -165,13 +165,28 @@ def _check(images: Bytes, severity: int, seed: int, first_index: int) -> None:
         raise InputError(f"Expected images of dtype uint8, got {images.dtype}: scale to 0..255 and convert them.")
     if images.ndim != 4 or images.shape[1:] != (SIZE, SIZE, 3):
         raise InputError(
-            f"Expected images of shape (N, {SIZE}, {SIZE}, 3), got {images.shape}: "
-            "put the channels last, and a single image into a batch with image[None]."
+            f"Expected images of shape (N, {SIZE}, {SIZE}, 3), got {images.shape}: {_advise(images.shape)}."
         )
     if not is_whole(severity) or severity not in range(1, 6):
         raise InputError(f"Expected a severity from 1 to 5, got {severity}: choose a whole number in this range.")
     for what, number in (("seed", seed), ("first index", first_index)):
         check_from_zero(what, number)
+
+
+def _advise(shape: tuple[int, ...]) -> str:
+    """What to do with images of a wrong shape."""
+    steps = []
+    if len(shape) == 3 and 3 in (shape[0], shape[2]):
+        steps.append("put a single image into a batch with image[None]")
+        shape = (1, *shape)
+    if len(shape) != 4 or 3 not in (shape[1], shape[3]):
+        return "give a batch of images with three channels, the channels last"
+    if shape[3] != 3:
+        steps.append("put the channels last with images.transpose(0, 2, 3, 1)")
+        shape = (shape[0], *shape[2:], shape[1])
+    if shape[1:3] != (SIZE, SIZE):
+        steps.append(f"scale or cut to {SIZE} x {SIZE} pixels")
+    return ", and ".join(steps)
 
 
 def is_whole(number: object) -> bool:
