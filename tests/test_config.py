@@ -6,8 +6,10 @@ from importlib import resources
 
 import pytest
 
-from mt3.config import config_from_dict, config_to_dict, make_config, preset_names, warm_config
+from mt3.cli import main
+from mt3.config import CHOICES, FIELDS, config_from_dict, config_to_dict, make_config, preset_names, warm_config
 from mt3.errors import InputError
+from mt3.fields import GIVEN, describe_fields
 from mt3.method import METHODS
 
 PAPER = {
@@ -99,7 +101,10 @@ def test_overrides_come_last_and_take_text():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"inner-rate": "1"}, r"Unknown field 'inner-rate' \(did you mean inner_lr\?\): expected one of .*inner_steps"),
+        (
+            {"inner-rate": "1"},
+            r"Unknown field 'inner-rate' \(did you mean inner_lr\?\): expected one of .*inner_steps",
+        ),
         ({"width": "wide"}, "Expected a whole number for width, got 'wide'"),
         ({"width": "1.5"}, "Expected a whole number for width, got '1.5'"),
         ({"lr": "nan"}, "Expected a number for lr, got 'nan'"),
@@ -134,3 +139,37 @@ def test_unknown_names_are_refused():
         make_config("jt", "cifar10", "paper", overrides={"tasks": "2"})
     with pytest.raises(InputError, match="Unknown field 'colour'"):
         config_from_dict({"colour": 1})
+
+
+def test_every_field_has_a_phrase():
+    groups = describe_fields()
+    phrases = {name: phrase for group in groups.values() for name, phrase in group.items()}
+    assert list(phrases) == list(FIELDS)
+    assert all(phrase[-1] not in ".;:" and "# " not in phrase for phrase in phrases.values())
+    assert groups["the network"]["depth"] == "layers, 6n+2"
+    assert groups["the inner loop"]["inner_target"].startswith("what gives z inside: the meta-model, ")
+
+
+def test_the_help_of_train_says_what_each_field_is(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--help"])
+    fields = capsys.readouterr().out.partition("the paper's MT3 has:\n")[2]
+    assert max(len(line) for line in fields.splitlines()) <= 80
+    lines = " ".join(fields.split())  # as if they were not wrapped
+    for name in FIELDS.keys() - set(GIVEN):
+        place = lines.index(f"--{name.replace('_', '-')} ")
+        said = lines[place:].partition(" --")[0]
+        assert len(said.split()) > 2, said
+        assert all(choice in said for choice in CHOICES.get(name, ())), said
+    assert "the outer loop: --epochs 200.0 passes over the training images" in lines
+    assert "--milestones '' epochs after which" in lines
+
+
+def test_the_help_needs_no_source(monkeypatch):
+    def fail(_: object) -> str:
+        raise OSError("could not get source code")
+
+    monkeypatch.setattr("inspect.getsource", fail)
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--help"])

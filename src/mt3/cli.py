@@ -20,9 +20,10 @@ from mt3.commands import (
     reproduce_command,
     train_command,
 )
-from mt3.config import CHOICES, FIELDS, preset_names
+from mt3.config import preset_names
 from mt3.data.dataset import DATASETS
 from mt3.errors import InputError, name_list
+from mt3.fields import field_help
 from mt3.files import check_can_write
 from mt3.method import LAYERS, METHODS
 from mt3.version import __version__
@@ -40,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         "train",
         help="train one of the paper's methods",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=_field_help(),
+        epilog=field_help(),
     )
     train.add_argument("--method", required=True, help=f"one of {name_list(METHODS)}")
     train.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
@@ -157,16 +158,6 @@ def _parser() -> argparse.ArgumentParser:
     compute_arguments(demo)
     demo.set_defaults(run=demo_command)
     return parser
-
-
-def _field_help() -> str:
-    lines = ["any field of the run can be set, as in --width 16 or --inner-lr 0.05; the paper's MT3 has:"]
-    for name, field in FIELDS.items():
-        if name not in ("method", "data", "preset", "seed"):
-            choices = f" ({name_list(CHOICES[name])})" if name in CHOICES else ""
-            default = "none" if field.default is None else str(field.default).lower() if field.default != () else "1,2"
-            lines.append(f"  --{name.replace('_', '-')} {default}{choices}")
-    return "\n".join(lines)
 
 
 def _adapt_arguments(parser: argparse.ArgumentParser) -> None:

@@ -35,10 +35,10 @@ BOOKKEEPING = ("log_every", "checkpoint_every", "snapshot_every")  # fields that
 class Config:
     """Every choice of a run. The defaults are the paper's MT3 on CIFAR-10."""
 
-    method: str = "mt3"
-    data: str = "cifar10"
-    preset: str = "paper"
-    seed: int = 0
+    method: str = "mt3"  # a row of the grid, which gives the four fields below their values
+    data: str = "cifar10"  # the images that are learned
+    preset: str = "paper"  # the file of fields that these are taken from
+    seed: int = 0  # of the first weights, of the order of the images and of the augmentation
 
     # the point of the grid; set by the method, open to ablations
     selfsup: str = "byol"  # none, rotation or byol
@@ -77,12 +77,12 @@ class Config:
     anchor: float = 0.0  # weight of the cross-entropy before the inner steps, beside the one after them
     average: float = 0.0  # decay of a moving average of the weights, which is the finished model; 0: the last weights
     warm_method: str | None = None  # a training that comes first and gives the weights to start from
-    warm_epochs: float | None = None  # of that training, which is then at a learning rate of ...
-    warm_schedule: str = "constant"  # ... this schedule, without an average; none: it is as its method has it
+    warm_epochs: float | None = None  # of a short one, without an average; none: it is as its method has it
+    warm_schedule: str = "constant"  # of the short one's learning rate, as `schedule`
 
     # the inner loop
-    inner_steps: int = 1  # M
-    inner_lr: float = 0.1  # alpha
+    inner_steps: int = 1  # M, steps on the self-supervised loss of each task
+    inner_lr: float = 0.1  # alpha, the learning rate of these steps
     inner_clip: float | None = 10.0  # norm of the inner gradient; none: no clipping
     order: str = "second"  # exact second-order meta-gradients, or first
     inner_target: str = (
@@ -93,7 +93,7 @@ class Config:
     adapt_layers: str = "all"  # of those that feed the loss, which adapt, at test time too: all, norm or last (stage)
 
     # the moving average that is the target of joint BYOL training, and of the inner loss with inner_target ema
-    ema_momentum: float = 0.996
+    ema_momentum: float = 0.996  # share of the old average that a step keeps
     ema_schedule: str = "constant"  # constant, or cosine to 1
     ema_start: str = "online"  # the online weights, or random ones of its own
 
@@ -107,8 +107,8 @@ class Config:
     cast: float = 0.0  # strength of B's colour cast: every channel's range shrinks by up to this share
 
     # what the finished model does at test time
-    test_steps: int = 1
-    test_lr: float = 0.1
+    test_steps: int = 1  # inner steps on each single image
+    test_lr: float = 0.1  # the learning rate of these steps; 0.05 for CIFAR-100
     test_views: int = 32  # K_T, pairs of views for byol, copies for rotation
     test_clip: float | None = 10.0  # norm; none: no clipping
     test_fresh_views: bool = True  # new views for every step
@@ -116,8 +116,8 @@ class Config:
     test_gate: float = 1.0  # images of which the model is this sure are not adapted to; 1: all are
 
     # bookkeeping
-    log_every: int = 1  # steps
-    checkpoint_every: int = 200  # steps
+    log_every: int = 1  # steps from one line of metrics to the next
+    checkpoint_every: int = 200  # steps from one checkpoint to the next
     snapshot_every: int = 0  # steps after which the model is kept, as if it were finished, for curves; 0: never
 
     def __post_init__(self) -> None:
