@@ -1,6 +1,5 @@
 """Training accuracy against the epoch, of runs on disk and of the authors'. Needs no torch."""
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mt3.files import parse_json
 from mt3.published import training_curve
 from mt3.table import Cell, Line, Table
 
@@ -57,7 +57,7 @@ def read_curves(paths: Sequence[Path]) -> Curve | None:
 def _read_metrics(path: Path) -> Iterable[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             return  # cut short by a kill
         if isinstance(record, dict):

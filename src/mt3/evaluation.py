@@ -1,6 +1,5 @@
 """One evaluation as it lies on disk: what its file says, and whether that is whole. Needs no torch."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mt3.files import load_json
 from mt3.measure import GAINS, fixed_and_broken, gains, unpack_correct
 from mt3.method import Method
 from mt3.published import corruption_order
@@ -142,7 +142,7 @@ class Evaluation:
 
 def read_evaluation(path: Path) -> dict[str, Any] | None:
     """The file's content if it is an evaluation, known by its protocol."""
-    value = json.loads(path.read_text(encoding="utf-8"))
+    value = load_json(path)
     if not isinstance(value, dict) or not isinstance(value.get("protocol"), dict) or "corruptions" not in value:
         return None
     return value

@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import errno
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from mt3.errors import InputError
 
 RUN_FILE = "run.json"  # config, progress and time of a training run
 METRICS_FILE = "metrics.jsonl"
+MAX_DEPTH = 50  # of objects and lists in one another; files of this package have up to six
 
 
 @contextmanager
@@ -111,11 +113,32 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def parse_json(text: str) -> Any:
+    """The value of JSON text; a ValueError also where it is nested so deeply that to look at it would fail later."""
+    with suppress(RecursionError):
+        value = json.loads(text)
+        if not _is_deeper(value, MAX_DEPTH):
+            return value
+    raise ValueError(f"it is nested in more than {MAX_DEPTH} levels")
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deeper(item, levels - 1) for item in inside)
+
+
+def load_json(path: str | Path) -> Any:
+    """The value in a JSON file; raises OSError where there is no file to read and ValueError where it is not JSON."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "It is a directory, a pipe or a device, not a file")
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
 def read_json(path: str | Path) -> dict[str, Any]:
     """Read a JSON object, with a clear error when the file is missing or is something else."""
-    path = Path(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = load_json(path)
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror}.") from error
     except ValueError as error:

@@ -1,6 +1,5 @@
 """Run directories: what they hold, how far they are, whether they may be continued."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from mt3.checkpoint import MODEL_FILES, load, newest_step, read_run
 from mt3.config import BOOKKEEPING, Config, config_from_dict, config_to_dict
 from mt3.data import Dataset
 from mt3.errors import InputError, name_list
-from mt3.files import RUN_FILE, atomic_path
+from mt3.files import RUN_FILE, atomic_path, parse_json
 
 WARM = "warm"  # where a run keeps the training that comes first
 
@@ -74,7 +73,7 @@ def cut_metrics(path: Path, step: int) -> None:
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            if json.loads(line)["step"] <= step:
+            if parse_json(line)["step"] <= step:
                 kept.append(line + "\n")
         except (ValueError, KeyError, TypeError):
             break  # a line cut short by a kill; nothing after it counts
