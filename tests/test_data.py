@@ -471,6 +471,10 @@ def test_corrupted_directory_errors(tmp_path: Path) -> None:
 
 def test_missing_corruption_lists_those_that_exist(corrupted: Path) -> None:
     test_set = open_corrupted(corrupted)
+    with pytest.raises(
+        InputError, match=rf"No fogg\.npy in {corrupted} \(did you mean 'fog'\?\): it has brightness, fog"
+    ):
+        open_corrupted(corrupted).images_of("fogg", 1)
     with pytest.raises(InputError, match=rf"No snow\.npy in {corrupted}: it has brightness, fog\.$"):
         test_set.images_of("snow", 1)
     with pytest.raises(InputError, match=r"No labels\.npy in"):
@@ -500,6 +504,36 @@ def test_truncated_corruption_array(corrupted: Path, keep: int) -> None:
     path = corrupted / "brightness.npy"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(InputError, match=r"brightness\.npy is not a whole \.npy file"):
+        open_corrupted(corrupted)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "-" * 9000 + "1",
+        "(" * 9000,
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (" + "-" * 5000 + "3,), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (99999999999999999999999,), }",
+        "{1: 2, 'descr': '|u1', 'fortran_order': False, 'shape': (15, 32, 32, 3), }",
+    ],
+)
+def test_a_damaged_header_of_an_array(corrupted: Path, header: str) -> None:
+    content = header.encode() + b"\n"
+    path = corrupted / "brightness.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(content)) + content + bytes(64))
+    with pytest.raises(
+        InputError, match=r"brightness\.npy is not a whole \.npy file \(.+\); copy or download it again"
+    ):
+        open_corrupted(corrupted)
+    path.write_bytes(b"PK\x03\x04" + bytes(64))
+    with pytest.raises(InputError, match=r"brightness\.npy is not a whole \.npy file \(File is not a zip file\)"):
+        open_corrupted(corrupted)
+
+
+def test_a_pipe_in_place_of_an_array(corrupted: Path) -> None:
+    (corrupted / "labels.npy").unlink()
+    os.mkfifo(corrupted / "labels.npy")
+    with pytest.raises(InputError, match=r"labels\.npy is a directory, a pipe or a device, not a file"):
         open_corrupted(corrupted)
 
 

@@ -21,7 +21,7 @@ from PIL import features
 from mt3.corruptions.pixels import SIZE, Bytes
 from mt3.corruptions.registry import apply, available, check_from_zero, is_whole, resolve
 from mt3.data.dataset import Dataset
-from mt3.errors import InputError, name_list
+from mt3.errors import InputError, name_list, shown
 from mt3.files import atomic_path, only_writer, read_json, remove_leftovers, write_json
 from mt3.progress import Progress
 from mt3.version import __version__
@@ -139,7 +139,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
         if isinstance(there, dict) and isinstance(here, dict):
             yield from _differences(there, here)
         elif there != here:
-            yield f"{key} {there} there, {here} here"
+            yield f"{shown(key)} {shown(there)} there, {shown(here)} here"
 
 
 def _write_labels(path: Path, labels: Any) -> None:
@@ -155,6 +155,8 @@ def _write_labels(path: Path, labels: Any) -> None:
 def _is_whole(path: Path, shape: tuple[int, ...]) -> bool:
     """Whether a file has the header and the size of a finished one; it got its name only when it was finished."""
     header = _header(shape)
+    if not path.is_file():
+        return False
     try:
         with path.open("rb") as file:
             return file.read(len(header)) == header and path.stat().st_size == len(header) + int(np.prod(shape))

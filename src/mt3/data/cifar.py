@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mt3.data.dataset import CLASS_COUNTS, DATASETS, Dataset, Images, Labels, check_labels
-from mt3.errors import InputError, name_list, one_of
+from mt3.errors import WORD, InputError, name_list, one_of, shown, suggest
 from mt3.files import read_json
 
 PIXELS = 3 * 32 * 32  # bytes of one image: its red, green and blue plane
@@ -221,7 +221,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.admitted:
-            raise InputError(f"{self.path} wants to run code ({module}.{name}) and is refused; {AGAIN}.")
+            raise InputError(f"{self.path} wants to run code ({shown(f'{module}.{name}')}) and is refused; {AGAIN}.")
         return self.admitted[module, name]
 
 
@@ -254,7 +254,8 @@ class CorruptedSet:
         """Return the (images, 32, 32, 3) test images at one severity: a read-only, memory-mapped view."""
         names = self.names()
         if corruption not in names:
-            raise InputError(f"No {corruption}.npy in {self.directory}: it has {name_list(names)}.")
+            close = suggest(corruption, names)
+            raise InputError(f"No {shown(corruption)}.npy in {self.directory}{close}: it has {name_list(names)}.")
         if severity not in self.severities:
             raise InputError(f"{self.directory} has no severity {severity}: it has {name_list(self.severities)}.")
         path = self.directory / f"{corruption}.npy"
@@ -305,9 +306,9 @@ def _read_protocol(path: Path) -> tuple[tuple[int, ...], int | None]:
     severities, images = protocol.get("severities", [1, 2, 3, 4, 5]), protocol.get("images")
     whole = isinstance(severities, list) and all(type(s) is int and s > 0 for s in severities)
     if not whole or not severities or severities != sorted(set(severities)):
-        raise InputError(f"{path}: severities must be rising whole numbers such as [1, 3, 5], got {severities}.")
+        raise InputError(f"{path}: severities must be rising whole numbers such as [1, 3, 5], got {shown(severities)}.")
     if images is not None and (type(images) is not int or images < 1):
-        raise InputError(f"{path}: images must be a whole number above 0, got {images}.")
+        raise InputError(f"{path}: images must be a whole number above 0, got {shown(images)}.")
     return tuple(severities), images
 
 
@@ -335,12 +336,15 @@ def _map_images(path: Path) -> Images:
 
 
 def _map_array(path: Path) -> NDArray[Any]:
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is a directory, a pipe or a device, not a file; copy or download it again.")
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror or error}; copy or download it again.") from error
-    except (ValueError, EOFError) as error:
-        raise InputError(f"{path} is not a whole .npy file ({error}); copy or download it again.") from error
+    except Exception as error:  # damaged bytes can raise anything
+        reason = shown(error, WORD) or "its header is damaged"
+        raise InputError(f"{path} is not a whole .npy file ({reason}); copy or download it again.") from error
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path} is an .npz archive, expected a single .npy array; copy or download it again.")
     return array
