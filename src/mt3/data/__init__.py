@@ -27,11 +27,15 @@ DEFAULT_DATA_DIR = Path("data")  # in the working directory
 def load_dataset(name: str, data_dir: Path | None = None, download: bool = False) -> Dataset:
     """Load one of `DATASETS`, looking below `data_dir` (by default `data`).
 
-    With `download`, what is missing or damaged there is fetched first. The digits need neither.
+    With `download`, what is missing or damaged there is fetched first. The digits take neither, so that nobody gets
+    them who meant images of theirs.
     """
     if name not in DATASETS:
         raise InputError(one_of("data set", name, DATASETS))
     if name == "digits":
+        if data_dir is not None or download:
+            given = f"--data-dir {data_dir}" if data_dir is not None else "--download"
+            raise InputError(f"The digits do not come from {given}: give --data cifar10 or cifar100, or drop this.")
         return load_digits()
     data_dir = DEFAULT_DATA_DIR if data_dir is None else Path(data_dir)
     load = load_cifar10 if name == "cifar10" else load_cifar100
