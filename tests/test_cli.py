@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -18,8 +20,10 @@ import mt3
 from mt3.averages import averaged_logits
 from mt3.cli import main
 from mt3.corruptions import PAPER
+from mt3.curves import _read_metrics
 from mt3.data import load_digits
 from mt3.method import METHODS
+from mt3.runs import cut_metrics
 
 SMALL = ["--depth", "8", "--width", "4", "--groups", "2", "--hidden", "16", "--projection", "8", "--test-views", "4"]
 
@@ -232,10 +236,14 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
     corrupt = ["corrupt", "--out", tmp / "out"]
     return [
         ([], "The following arguments are required: COMMAND"),
-        (["teach"], "invalid choice: 'teach'"),
-        ([*train, "--method", "mt4"], "Unknown method 'mt4': expected one of baseline-sun"),
+        (["teach"], "Unknown command 'teach': expected one of train, evaluate"),
+        (["trian"], "Unknown command 'trian' (did you mean 'train'?): expected one of train, evaluate"),
+        ([*train, "--method", "mt4"], "Unknown method 'mt4' (did you mean 'mt3'?): expected one of baseline-sun"),
         ([*train, "--method", "mt3", "--preset", "fast"], "Unknown preset 'fast': expected one of"),
-        ([*train, "--method", "mt3", "--widht", "8"], "Unknown field 'widht' (did you mean width?)"),
+        ([*train, "--method", "mt3", "--preset", "papr"], "Unknown preset 'papr' (did you mean 'paper'?): expected"),
+        ([*train, "--method", "mt3", "--widht", "8"], "Unexpected argument '--widht' (did you mean '--width'?); see"),
+        ([*train, "--method", "mt3", "--thraeds=2"], "Unexpected argument '--thraeds=2' (did you mean '--threads'?)"),
+        ([*train, "--method", "mt3", "fast"], "Unexpected argument 'fast'; see `mt3 train --help`."),
         ([*train, "--method", "mt3", "--width", "x"], "Expected a whole number for width, got 'x'"),
         ([*train, "--method", "mt3", "--width"], "Expected a value after --width"),
         ([*train, "--method", "mt3", "--device", "abacus"], "Device 'abacus' cannot be used"),
@@ -246,16 +254,26 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         (["train", "--method", "mt3", "--data", "mnist", "--out", tmp / "out"], "Unknown data set 'mnist'"),
         (["train", "--method", "mt3", "--data", "cifar10", "--data-dir", tmp, "--out", tmp / "out"], "--download"),
         (["evaluate", runs / "mt3", "--corruptions", "rain"], "Unknown corruption 'rain'"),
+        (
+            ["evaluate", runs / "mt3", "--corruptions", "fogg"],
+            "Unknown corruption 'fogg' (did you mean 'fog'?): expected",
+        ),
+        (["evaluate", runs / "mt3", "--data", "cifar"], "Unknown data set 'cifar' (did you mean 'cifar10'?)"),
+        (["evaluate", runs / "mt3", "--adapt-layers", "norms"], "adapted layers 'norms' (did you mean 'norm'?)"),
+        (["evaluate", runs / "mt3", "--corrupted", digits_c, "--corruptions", "fogg"], "label 77"),
         (["evaluate", runs / "mt3", "--severity", "6"], "Expected severities from 1 to 5, got 6"),
         (["evaluate", runs / "mt3", "--data", "digits", "--corrupted", digits_c], "label 77 at index 0"),
         (["evaluate", tmp / "nowhere"], "is not there"),
         (["evaluate", runs / "mt3", "--lr", "inf"], "expected a number from 0 on, got 'inf'"),
         (["evaluate", runs / "mt3", "--out", tmp / "x.npz"], "ending in .json"),
         (["evaluate", runs / "baseline", "--steps", "2"], "nothing to adapt with; drop --steps"),
-        (["evaluate", runs / "mt3", "--bright"], "Unexpected argument '--bright'"),
+        (["evaluate", runs / "mt3", "--bright"], "Unexpected argument '--bright'; see `mt3 evaluate --help`."),
+        (["reproduce", "--ablations", "norm-olny"], "Unknown ablation 'norm-olny' (did you mean 'norm-only'?)"),
+        (["reproduce", "--methods", "MT3"], "Unknown method 'MT3' (did you mean 'mt3'?)"),
         (["corrupt"], "Expected --out DIR for the images, --preview FILE for a figure, or both; got neither"),
-        ([*corrupt, "--severities", "3", "6"], "Expected severities from 1 to 5, got 3, 6; choose among these."),
-        ([*corrupt, "--severities", "x"], "expected a whole number from 0 to 999999999, got 'x'"),
+        ([*corrupt, "--severity", "3", "6"], "Expected severities from 1 to 5, got 3, 6; choose among these."),
+        ([*corrupt, "--severities", "3"], "Unexpected argument '--severities' (did you mean '--severity'?)"),
+        ([*corrupt, "--severity", "x"], "expected a whole number from 0 to 999999999, got 'x'"),
         ([*corrupt, "--corruptions", "rain"], "Unknown corruption 'rain': expected one of"),
         ([*corrupt, "--corruptions", "none"], "Unknown corruption 'none': expected one of"),
         ([*corrupt, "--limit", "0"], "Expected at least one image to corrupt, got a limit of 0; raise --limit."),
@@ -271,7 +289,9 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         (["bench", "meta-step", "--depth", "9"], "Expected a depth of 6n+2 layers"),
         (["bench", "adapt", "--images", "0"], "Expected at least one image to measure on, got 0"),
         (["bench", "augment", "--images", "0"], "Expected at least one image and one repeat, got 0"),
-        (["bench", "speed"], "invalid choice: 'speed'"),
+        (["bench", "speed"], "Unknown benchmark 'speed': expected one of meta-step, adapt"),
+        (["bench", "adpat"], "Unknown benchmark 'adpat' (did you mean 'adapt'?)"),
+        (["bench", "adapt", "--veiws", "3"], "(did you mean '--views'?); see `mt3 bench adapt --help`."),
         (["bench", "corruptions", "--severity", "6"], "Expected severities from 1 to 5, got 6"),
         (["bench", "corruptions", "--images", "0"], "Expected at least one image to measure on, got 0"),
         (["bench", "corruptions", "--rounds", "0"], "Expected at least one round, got 0; raise --rounds."),
@@ -292,6 +312,96 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(capsys, runs, tmp_path):
         assert "Traceback" not in err
         assert out == ""
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("where", [["--data-dir", "photos"], ["--download"]])
+def test_digits_are_not_taken_from_a_directory(capsys, runs, tmp_path, monkeypatch, where):
+    """Somebody who says where the images are does not want the embedded ones."""
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ["train", "--method", "mt3", "--out", "out", "--max-steps", "1"],
+        ["evaluate", runs / "mt3", "--limit", "2", "--corruptions", "none", "--out", "r.json"],
+        ["corrupt", "--out", "c", "--corruptions", "fog", "--limit", "1"],
+        ["reproduce", "--out", "study", "--methods", "baseline", "--corruptions", "fog"],
+        ["bench", "corruptions", "--images", "1", "--rounds", "1"],
+    ):
+        code, out, err = run(capsys, *words, *where)
+        assert (code, out) == (2, "")
+        told = "--data-dir photos" if len(where) == 2 else "--download"
+        assert err == f"mt3: The digits do not come from {told}: give --data cifar10 or cifar100, or drop this.\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_digits_can_be_evaluated_on_with_a_run_that_has_a_directory(capsys, runs, tmp_path):
+    shutil.copytree(runs / "mt3", tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps(about | {"data_dir": str(tmp_path)}))
+    words = ["--data", "digits", "--limit", "2", "--corruptions", "none", "--out", tmp_path / "r.json"]
+    assert run(capsys, "evaluate", tmp_path / "run", *words)[0] == 0
+    assert json.loads((tmp_path / "r.json").read_text())["protocol"]["data"] == "digits"
+
+
+DEEP = ["[" * 100_000, '{"a": ' * 200 + "1" + "}" * 200]
+
+
+@pytest.mark.parametrize("text", DEEP, ids=["endless", "whole"])
+@pytest.mark.parametrize("name", ["config.json", "run.json", "evaluation.json", "c/protocol.json", "model.safetensors"])
+def test_deeply_nested_json_is_one_sentence(capsys, runs, tmp_path, picture, name, text):
+    folder = tmp_path / "run"
+    shutil.copytree(runs / "mt3", folder)
+    (folder / "c").mkdir()
+    np.save(folder / "c" / "fog.npy", np.zeros((5, 32, 32, 3), dtype=np.uint8))
+    np.save(folder / "c" / "labels.npy", np.zeros(5, dtype=np.uint8))
+    content = text.encode()
+    (folder / name).write_bytes(struct.pack("<Q", len(content)) + content if "safetensors" in name else content)
+    words: list[str | Path] = ["evaluate", folder, "--corrupted", folder / "c", "--out", tmp_path / "r.json"]
+    if name == "evaluation.json":
+        words = ["report", folder / name]
+    code, out, err = run(capsys, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert str(folder / name) in err
+    assert ("in more than 50 levels" in err) == (name != "model.safetensors")
+
+
+def test_deep_lines_of_metrics_end_them(runs, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "epoch": 1, "loss": 2}\n' + DEEP[1] + "\n" + DEEP[0] + "\n")
+    assert [record["loss"] for record in _read_metrics(tmp_path / "metrics.jsonl")] == [2]
+    cut_metrics(tmp_path / "metrics.jsonl", 5)
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
+
+
+def test_a_pipe_in_place_of_a_file_is_refused(capsys, runs, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(runs / "mt3", folder)
+    (folder / "run.json").unlink()
+    os.mkfifo(folder / "run.json")
+    code, _, err = run(capsys, "evaluate", folder, "--limit", "2", "--out", tmp_path / "r.json")
+    assert (code, err) == (
+        2,
+        f"mt3: Cannot read {folder / 'run.json'}: It is a directory, a pipe or a device, not a file.\n",
+    )
+
+
+def test_what_a_file_says_is_not_repeated_whole(capsys, runs, tmp_path, picture):
+    folder = tmp_path / "run"
+    shutil.copytree(runs / "mt3", folder)
+    config = json.loads((folder / "config.json").read_text())
+    about = json.loads((folder / "run.json").read_text())
+    for change in ({"head": "\x1b[2J " * 2000}, {"\x1b" * 2000: 1}, {"width": "w " * 5000}, {"selfsup": [[1] * 9000]}):
+        (folder / "config.json").write_text(json.dumps(config | change))
+        code, out, err = run(capsys, "predict", folder, picture)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert len(err) < 2100
+        assert "\x1b" not in err
+    (folder / "config.json").write_text(json.dumps(config | {"classes": ["\x1b[2J" + 5000 * "c"] * 10}))
+    code, out, _ = run(capsys, "predict", folder, picture)
+    assert code == 0
+    assert "\\x1b[2J" in out
+    assert "\x1b" not in out
+    assert len(out.removeprefix(str(picture))) < 200
+    (folder / "run.json").write_text(json.dumps(about | {"config": about["config"] | {"data": "d " * 5000}}))
+    code, _, err = run(capsys, "evaluate", folder, "--out", tmp_path / "r.json")
+    assert (code, len(err) < 200) == (2, True)
 
 
 def test_divergence_exits_with_2(capsys, tmp_path):
@@ -439,10 +549,10 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
 
 def test_corrupt_then_evaluate_gives_what_generated_images_give(capsys, runs, tmp_path):
     words = ["corrupt", "--out", tmp_path / "c", "--corruptions", "fog", "contrast", "--limit", "6", "--workers", "1"]
-    code, out, _ = run(capsys, *words, "--severities", "5", "3")
+    code, out, _ = run(capsys, *words, "--severity", "5", "3")
     assert code == 0
     assert out == f"{tmp_path / 'c'}: digits under fog, contrast at severities 3, 5\n"
-    assert run(capsys, *words, "--severities", "3", "5")[1].endswith("severities 3, 5; 2 of 2 were there\n")
+    assert run(capsys, *words, "--severity", "3", "5")[1].endswith("severities 3, 5; 2 of 2 were there\n")
     code, out, err = run(capsys, *words)
     assert code == 2
     assert "(severities [3, 5] there, [1, 2, 3, 4, 5] here)" in err
@@ -456,7 +566,7 @@ def test_corrupt_then_evaluate_gives_what_generated_images_give(capsys, runs, tm
 def test_preview_shows_the_pixels_that_are_written(capsys, tmp_path):
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     words = ["corrupt", "--out", tmp_path / "c", "--preview", tmp_path / "p.png", "--image", "2", "--limit", "3"]
-    code, out, _ = run(capsys, *words, "--corruptions", "shot_noise", "fog", "--severities", "2", "4", "--workers", "1")
+    code, out, _ = run(capsys, *words, "--corruptions", "shot_noise", "fog", "--severity", "2", "4", "--workers", "1")
     assert code == 0
     assert out.endswith(f"wrote {tmp_path / 'p.png'}\n")
     picture = np.asarray(Image.open(tmp_path / "p.png").convert("RGB"))

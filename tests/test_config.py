@@ -103,7 +103,7 @@ def test_overrides_come_last_and_take_text():
     [
         (
             {"inner-rate": "1"},
-            r"Unknown field 'inner-rate' \(did you mean inner_lr\?\): expected one of .*inner_steps",
+            r"Unknown field 'inner-rate' \(did you mean 'inner_lr'\?\): expected one of .*inner_steps",
         ),
         ({"width": "wide"}, "Expected a whole number for width, got 'wide'"),
         ({"width": "1.5"}, "Expected a whole number for width, got '1.5'"),

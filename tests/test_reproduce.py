@@ -331,7 +331,7 @@ def test_other_settings_than_those_that_are_there_are_refused(study, capsys):
         (["--corruptions", "rain"], "rain"),
         (["--depth", "9"], "Expected a depth of 6n+2 layers"),
         (["--methods", "baseline", "--task-size", "5000"], "A step needs 5000 images, but digits has 1297"),
-        (["--widht", "4"], "Unknown field 'widht' (did you mean width?)"),
+        (["--widht", "4"], "Unexpected argument '--widht' (did you mean '--width'?); see"),
         (["--download", "--dry-run"], "A dry run writes nothing"),
         (["--preset", "papers"], "Unknown preset 'papers'"),
         (["--data", "mnist"], "mnist"),

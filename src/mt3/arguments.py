@@ -3,22 +3,36 @@
 import argparse
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mt3.errors import InputError
+from mt3.errors import WORD, InputError, one_of, shown, suggest
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence."""
+    """Says what is wrong in one sentence, and what was probably meant; the arguments it reads have it as `parser`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.set_defaults(parser=self)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message[:1].upper()}{message[1:]}; see `{self.prog} --help`.")
 
+    def refuse(self, word: str, others: Iterable[str] = ()) -> NoReturn:
+        """Refuse an argument that is none of this parser's options, nor of the others that the command takes."""
+        close = suggest(word.partition("=")[0], [*self._option_string_actions, *others])
+        raise InputError(f"Unexpected argument '{shown(word)}'{close}; see `{self.prog} --help`.")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise InputError(one_of(str(action.metavar or action.dest).lower(), value, action.choices))
+
 
 def count(text: str) -> int:
     if not text.isdecimal() or len(text) > 9:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 999999999, got '{text}'")
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 999999999, got '{shown(text)}'")
     return int(text)
 
 
@@ -34,7 +48,7 @@ def rate(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got '{text}'")
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got '{shown(text)}'")
     return value
 
 
@@ -59,8 +73,8 @@ def set_up(args: argparse.Namespace) -> Any:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise InputError(f"Device '{name}' cannot be used ({reason}); give cpu or one that is there.") from None
+        reason = shown(str(error).splitlines()[0].rstrip("."), WORD)
+        raise InputError(f"Device '{shown(name)}' cannot be used ({reason}); give cpu or one that is there.") from None
     return device
 
 

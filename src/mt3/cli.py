@@ -22,7 +22,7 @@ from mt3.commands import (
 )
 from mt3.config import preset_names
 from mt3.data.dataset import DATASETS
-from mt3.errors import InputError, name_list
+from mt3.errors import WORD, InputError, name_list, shown
 from mt3.fields import field_help
 from mt3.files import check_can_write
 from mt3.method import LAYERS, METHODS
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     corrupt.add_argument(
         "--corruptions", nargs="+", action="extend", help="names, or: all (the paper's), held-out, every (default)"
     )
-    corrupt.add_argument("--severities", type=count, nargs="+", action="extend", help="1 to 5 (default: all five)")
+    corrupt.add_argument("--severity", type=count, nargs="+", action="extend", help="1 to 5 (default: all five)")
     corrupt.add_argument("--limit", type=count, help="only this many images of the test split")
     corrupt.add_argument("--seed", type=count, default=0)
     corrupt.add_argument("--workers", type=count, help="processes (default: one for each core)")
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args, extra = _parser().parse_known_args(argv)
         if extra and args.command not in ("train", "reproduce"):
-            raise InputError(f"Unexpected argument '{extra[0]}'; see `mt3 {args.command} --help`.")
+            args.parser.refuse(extra[0])
         if getattr(args, "command", "") == "bench" and getattr(args, "json", None) is not None:
             check_can_write(args.json)  # before measuring
         args.run(args, extra)
@@ -198,9 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("mt3: There is not enough memory for this; lower views, average, tasks or task_size.", file=sys.stderr)
         return 2
     except OSError as error:  # a path that cannot be entered or is too long, a full disk under the output
-        where = f"{error.filename}: " if error.filename else ""
-        print(
-            f"mt3: {where}{error.strerror or error}; check the path, what you may do there, and its space.",
-            file=sys.stderr,
-        )
+        where = f"{shown(error.filename, WORD)}: " if error.filename else ""
+        reason = shown(error.strerror or error, WORD)
+        print(f"mt3: {where}{reason}; check the path, what you may do there, and its space.", file=sys.stderr)
         return 2

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mt3.ablations import resolve_ablations
 from mt3.arguments import default_jobs, set_up
-from mt3.config import make_config
-from mt3.errors import InputError, name_list
+from mt3.config import FIELDS, make_config
+from mt3.errors import InputError, name_list, shown
 from mt3.files import check_can_write, read_text
 from mt3.method import METHODS, get_method
 
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from mt3.data import CorruptedSet, Dataset
 
 
-def _overrides(extra: Sequence[str]) -> dict[str, str]:
+def _overrides(args: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:
     """Read `--field value` and `--field=value`."""
+    fields = [f"--{name.replace('_', '-')}" for name in FIELDS]
     found: dict[str, str] = {}
     words = list(extra)
     while words:
         word = words.pop(0)
-        if not word.startswith("--"):
-            raise InputError(f"Unexpected argument '{word}'; see `mt3 train --help`.")
         name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name.replace("-", "_") not in FIELDS:
+            args.parser.refuse(word, fields)
         if not equals:
             if not words:
                 raise InputError(f"Expected a value after {word}; see `mt3 train --help`.")
@@ -46,7 +47,7 @@ def _workers(args: argparse.Namespace) -> int:
 
 def train_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
     preset = args.preset or ("demo" if args.data == "digits" else "paper")
-    config = make_config(args.method, args.data, preset, args.seed, _overrides(extra))
+    config = make_config(args.method, args.data, preset, args.seed, _overrides(args, extra))
     from mt3.data import load_dataset
     from mt3.model import count_parameters
     from mt3.train import train
@@ -70,7 +71,7 @@ def _dataset_of_run(args: argparse.Namespace, optional: bool) -> "tuple[Dataset 
         if optional:
             return None, run
         raise InputError(f"{args.model} does not say which data it was trained on; give --data.")
-    recorded = run.get("data_dir")
+    recorded = run.get("data_dir") if name != "digits" else None  # which need none
     data_dir = args.data_dir or (Path(recorded) if recorded else None)
     try:
         return load_dataset(name, data_dir, args.download), run
@@ -183,15 +184,15 @@ def predict_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
         return
     for answer in answers:
         if answer["converted"]:
-            print(f"{answer['image']}: {', '.join(answer['converted'])}", file=sys.stderr)
+            print(f"{shown(answer['image'], 4096)}: {', '.join(answer['converted'])}", file=sys.stderr)
         before, after = answer["before"], answer["after"]
-        line = f"{answer['image']}: {before['class']} {100 * before['probability']:.1f} % before"
+        line = f"{shown(answer['image'], 4096)}: {shown(before['class'])} {100 * before['probability']:.1f} % before"
         if after is None:
             line += " (does not adapt)"
         elif not answer["adapted"]:
             line += " (sure, so not adapted)"
         else:
-            line += f", {after['class']} {100 * after['probability']:.1f} % after adapting"
+            line += f", {shown(after['class'])} {100 * after['probability']:.1f} % after adapting"
         print(line)
 
 
@@ -203,7 +204,7 @@ def corrupt_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.data import load_dataset
 
     names = resolve(args.corruptions or ["every"])
-    severities = check_severities(args.severities or SEVERITIES)
+    severities = check_severities(args.severity or SEVERITIES)
     workers = _workers(args)
     dataset = load_dataset(args.data, args.data_dir, args.download)
     if args.preview is not None:
@@ -247,7 +248,7 @@ def _preview(args: argparse.Namespace, dataset: "Dataset", names: Sequence[str],
 
 def reproduce_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
     preset = args.preset or ("demo" if args.data == "digits" else "paper")
-    overrides = {name.replace("-", "_"): value for name, value in _overrides(extra).items()}
+    overrides = {name.replace("-", "_"): value for name, value in _overrides(args, extra).items()}
     for name, instead in (("method", "--methods"), ("seed", "--seeds")):
         if name in overrides:
             raise InputError(f"Unexpected argument '--{name}': every training has its own; give {instead}.")

@@ -1,7 +1,6 @@
 """What a training run is made of: one flat frozen dataclass, filled from method, preset and command line."""
 
 import dataclasses
-import difflib
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from importlib import resources
 from types import UnionType
 from typing import Any
 
-from mt3.errors import InputError, name_list, one_of
+from mt3.errors import InputError, name_list, one_of, shown
 from mt3.method import LAYERS, SELFSUP, TRAINING, check_cell, check_layers, get_method
 
 CHOICES = {
@@ -242,9 +241,7 @@ def _field(key: str) -> str:
     name = key.replace("-", "_")
     if name in FIELDS:
         return name
-    close = difflib.get_close_matches(name, FIELDS, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    raise InputError(f"Unknown field '{key}'{hint}: expected one of {name_list(FIELDS)}.")
+    raise InputError(one_of("field", key, FIELDS))
 
 
 def parse(name: str, value: Any) -> Any:
@@ -269,7 +266,7 @@ def parse(name: str, value: Any) -> Any:
     except (ValueError, KeyError, TypeError, AttributeError):
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
         wanted = words.get(kind, "numbers separated by commas") + (" or none" if optional else "")
-        raise InputError(f"Expected {wanted} for {name}, got '{value}'.") from None
+        raise InputError(f"Expected {wanted} for {name}, got '{shown(value)}'.") from None
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:

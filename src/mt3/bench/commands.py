@@ -28,7 +28,7 @@ def add_bench(commands: Any) -> None:
     """Add `bench` and what it measures to the commands."""
     bench = commands.add_parser("bench", help="measure how fast a part of the package is on this machine")
     bench.set_defaults(run=_refuse)
-    measured = bench.add_subparsers(parser_class=Parser, metavar="WHAT")
+    measured = bench.add_subparsers(parser_class=Parser, metavar="BENCHMARK")
     for name, sizes in SIZES.items():
         parser = measured.add_parser(name, help=BENCHMARKS[name])
         for field, (default, what) in sizes.items():
