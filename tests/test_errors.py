@@ -45,6 +45,8 @@ def test_a_misspelt_name_gets_the_nearest_one():
     )
     assert one_of("method", "abc", ("jt", "mt3")) == "Unknown method 'abc': expected one of jt, mt3."
     assert suggest("Held_Out", ["all", "held-out"]) == " (did you mean 'held-out'?)"
+    assert suggest("--", ["--lr", "--out"]) == ""
+    assert suggest("severity", ["--seed", "--severity"]) == suggest("-severty", ["--severity"])
     assert suggest("", ["all"]) == suggest("x" * 10_000, ["all"]) == ""
     assert len(one_of("name", "x" * 10_000, ("a", "b"))) < 110
 

@@ -42,6 +42,11 @@ def one_of(kind: str, value: object, valid: Iterable[object]) -> str:
 
 def suggest(value: object, valid: Iterable[str]) -> str:
     """The valid name nearest to a misspelt one, in words; nothing where none is near."""
-    names = {name.casefold().replace("-", "_"): name for name in valid}
-    close = difflib.get_close_matches(str(value).casefold().replace("-", "_"), names, n=1, cutoff=ALIKE)
+    names = {_plain(name): name for name in valid}
+    close = difflib.get_close_matches(_plain(str(value)), names, n=1, cutoff=ALIKE)
     return f" (did you mean '{names[close[0]]}'?)" if close else ""
+
+
+def _plain(name: str) -> str:
+    """Without what is often written otherwise: capitals, and the dashes before an option and within a name."""
+    return name.casefold().lstrip("-").replace("-", "_")
