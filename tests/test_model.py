@@ -27,6 +27,7 @@ def parameters_by_formula(depth: int, width: int, classes: int, head: str, selfs
     total = 27 * width + stage(width, width) + stage(width, 2 * width) + stage(2 * width, f) + 2 * f
     total += {"mt3": (f + 1) * 256, "official": f * 256, "linear": 0}[head]
     total += (f + 1) * classes if head == "linear" else 257 * classes
+    total -= classes if (head, selfsup) == ("official", "none") else 0
     if selfsup == "byol":
         total += 257 * 128 if head == "mt3" else 257 * 256 + 257 * 128
         total += 129 * 256 + 257 * 128
@@ -41,6 +42,7 @@ def parameters_by_formula(depth: int, width: int, classes: int, head: str, selfs
         (26, 32, "mt3", "byol"),
         (26, 32, "official", "byol"),
         (26, 32, "mt3", "none"),
+        (26, 32, "official", "none"),
         (26, 16, "linear", "rotation"),
         (26, 16, "linear", "none"),
         (8, 8, "mt3", "byol"),

@@ -158,7 +158,9 @@ class MT3Model(
         features = 4 * width
         # the hidden layer that the classifier shares with the projector
         self.hidden = None if head == "linear" else Linear(features, hidden, bias=head == "mt3")
-        self.classify = Linear(features if head == "linear" else hidden, num_classes)
+        # the authors' baseline, a network without a task of its own, has no bias here either
+        bias = head != "official" or selfsup != "none"
+        self.classify = Linear(features if head == "linear" else hidden, num_classes, bias=bias)
         if selfsup == "byol":
             self.project = Linear(hidden, projection) if head == "mt3" else _mlp(hidden, hidden, projection)
             self.predict = _mlp(projection, hidden, projection)
