@@ -20,6 +20,7 @@ from torch import Tensor
 from mt3.errors import InputError, name_list
 from mt3.files import RUN_FILE, atomic_path, read_json
 from mt3.model import MT3Model
+from mt3.weightfile import read_weights
 
 MODEL_FILES = ("config.json", "model.safetensors")
 KEPT = 2  # checkpoints: the newest and, should it be damaged, the one before
@@ -112,6 +113,8 @@ def shipped_models() -> dict[str, Path]:
 
 def find_model(path: str | Path) -> Path:
     """The directory: the path itself if there is a model or run, or where the package keeps a model of this name."""
+    if not isinstance(path, str | Path) or not str(path):
+        raise InputError(f"Expected the path of a run or model, or a shipped model's name, got {path!r}.")
     own = Path(path)
     if any((own / name).exists() for name in (*MODEL_FILES, RUN_FILE)):
         return own
@@ -132,25 +135,12 @@ def load(path: str | Path) -> MT3Model:
         raise InputError(f"{directory} has no {name_list(missing)}: {hint}.")
     config = _model_config(directory / "config.json")
     try:
-        model = MT3Model(**config)
+        with torch.device("meta"):  # shapes alone, until they are known to be those of the weights
+            model = MT3Model(**config)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{directory / 'config.json'} does not describe a model: {error}") from error
-    try:
-        tensors, _ = _read(directory / "model.safetensors")
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{directory / 'model.safetensors'} is damaged ({error}); train or download it again."
-        ) from error
-    expected = {name: tuple(p.shape) for name, p in model.state_dict().items()}
-    found = {name: tuple(t.shape) for name, t in tensors.items()}
-    if expected != found:
-        odd = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        raise InputError(
-            f"The weights in {directory} do not fit their config.json: {odd[0]} should be "
-            f"{expected.get(odd[0], 'absent')} and is {found.get(odd[0], 'absent')} ({len(odd)} differ)."
-        )
-    model.load_state_dict(tensors)
-    return model.eval()
+    model.load_state_dict(read_weights(directory / "model.safetensors", model), assign=True)
+    return model.to(torch.get_default_device()).eval()
 
 
 def _model_config(path: Path) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
 
 ECHO, WORD, SENTENCE = 60, 200, 2000  # characters shown of a value, of a path or another word, of a message
 ALIKE = 0.65  # difflib's ratio from which a name is taken for a misspelt one
@@ -50,3 +52,12 @@ def suggest(value: object, valid: Iterable[str]) -> str:
 def _plain(name: str) -> str:
     """Without what is often written otherwise: capitals, and the dashes before an option and within a name."""
     return name.casefold().lstrip("-").replace("-", "_")
+
+
+def check_number(name: str, value: Any, low: float, high: float) -> None:
+    """Refuse what is not a number from `low` to `high`; if these are whole, what is not a whole number."""
+    whole = isinstance(low, int)
+    is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        words = "a whole number" if whole else "a number"
+        raise InputError(f"Expected {name} to be {words} from {low} to {high}, got {shown(repr(value))}.")

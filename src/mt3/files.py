@@ -141,7 +141,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
         value = load_json(path)
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON ({error}); delete it or give another file.") from error
     if not isinstance(value, dict):
         raise InputError(

@@ -5,20 +5,41 @@ Sun et al.'s network is the same ResNet of width 16 with `head="linear"` and `se
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
-from mt3.errors import InputError, one_of
+from mt3.errors import InputError, check_number, one_of
 from mt3.layers import Conv2d, GroupNorm, Linear
 from mt3.method import SELFSUP, check_layers
+from mt3.weightfile import read_weights
 
 NORM_EPS = 1e-3  # the authors' code
 HEADS = ("mt3", "official", "linear")
+CLIP_MODES = ("global", "tensor")
 PRECISIONS = ("float32", "bfloat16")
+
+BOUNDS: dict[str, tuple[float, float]] = {  # of every number in a model's config.json; whole numbers between whole ones
+    "num_classes": (2, 100_000),
+    "depth": (8, 1202),  # He et al.'s deepest
+    "width": (1, 4096),
+    "groups": (1, 4096),
+    "hidden": (1, 65_536),
+    "projection": (1, 65_536),
+    "adapt_steps": (0, 10_000),
+    "adapt_lr": (0.0, 1e30),
+    "adapt_views": (1, 10_000),
+    "adapt_clip": (1e-30, 1e30),
+    "crop_max": (20, 32),
+    "adapt_average": (0, 10_000),
+    "adapt_gate": (0.0, 1.0),
+    "learned_rates": (0, 10_000),
+}
+MAX_WEIGHTS = 10**9  # of a network; 4 GB
 
 
 class Outputs(NamedTuple):
@@ -116,7 +137,25 @@ class MT3Model(
         precision: str = "float32",  # of the forward pass; "bfloat16" by autocast, with outputs in the weights' type
     ) -> None:
         super().__init__()
-        if depth < 8 or (depth - 2) % 6:
+        check_bounds(
+            num_classes=num_classes,
+            depth=depth,
+            width=width,
+            hidden=hidden,
+            projection=projection,
+            adapt_steps=adapt_steps,
+            adapt_lr=adapt_lr,
+            adapt_views=adapt_views,
+            crop_max=crop_max,
+            adapt_average=adapt_average,
+            adapt_gate=adapt_gate,
+            learned_rates=learned_rates,
+        )
+        if groups is not None:
+            check_bounds(groups=groups)
+        if adapt_clip is not None:
+            check_bounds(adapt_clip=adapt_clip)
+        if (depth - 2) % 6:
             raise InputError(f"Expected a depth of 6n+2 layers (8, 14, 20, 26, ...), got {depth}.")
         if head not in HEADS:
             raise InputError(one_of("head", head, HEADS))
@@ -127,22 +166,19 @@ class MT3Model(
         if head == "linear" and selfsup == "byol":
             raise InputError("The byol task shares the hidden layer of h; choose head 'mt3' or 'official'.")
         groups = max(1, min(16, width // 2)) if groups is None else groups
-        if width < 1 or groups < 1 or width % groups:
+        if width % groups:
             raise InputError(f"Expected a width that {groups} groups divide, got {width}; choose other groups.")
-        if not 1 <= width <= 4096 or min(hidden, projection, adapt_views) < 1 or adapt_steps < 0:
-            raise InputError("Expected a width from 1 to 4096, and hidden, projection and adapt_views of at least 1.")
-        if not 0 <= adapt_lr < math.inf or (adapt_clip is not None and not 0 < adapt_clip < math.inf):
-            raise InputError(f"Expected a finite adapt_lr and an adapt_clip above 0, got {adapt_lr} and {adapt_clip}.")
-        if clip_mode not in ("global", "tensor") or not 20 <= crop_max <= 32:
-            raise InputError(f"Expected clip_mode global or tensor and crop_max 20 to 32, got {clip_mode}, {crop_max}.")
-        if adapt_average < 0 or not 0 <= adapt_gate <= 1 or learned_rates < 0:
-            raise InputError("Expected adapt_average and learned_rates not negative and adapt_gate from 0 to 1.")
+        if clip_mode not in CLIP_MODES:
+            raise InputError(one_of("clip_mode", clip_mode, CLIP_MODES))
         check_layers(selfsup, adapt_layers)
-        if classes is not None and len(classes) != num_classes:
-            raise InputError(f"Expected {num_classes} class names, got {len(classes)}.")
-        if num_classes < 2:
-            raise InputError(f"Expected at least 2 classes, got {num_classes}.")
+        if classes is not None and (len(classes) != num_classes or not all(isinstance(name, str) for name in classes)):
+            raise InputError(f"Expected {num_classes} names of classes, got {len(classes)} ({f'{classes!r}':.60}).")
         blocks = (depth - 2) // 6
+        about = 378 * blocks * width**2 + hidden * (4 * width + hidden + 3 * projection + num_classes)
+        if about > MAX_WEIGHTS:
+            raise InputError(
+                f"Expected a network of at most {MAX_WEIGHTS} weights, got about {about}; lower depth, width or hidden."
+            )
         self.num_classes, self.selfsup, self.classes = num_classes, selfsup, classes
         self.adapt_steps, self.adapt_lr, self.adapt_views = adapt_steps, adapt_lr, adapt_views
         self.adapt_clip, self.clip_mode, self.adapt_layers = adapt_clip, clip_mode, adapt_layers
@@ -171,6 +207,7 @@ class MT3Model(
         # logarithms; the last step's serve further ones
         names = self.adapted_names()
         self.rates = nn.Parameter(torch.zeros(learned_rates, len(names))) if learned_rates and names else None
+        self.float()  # whatever the caller's default: `double()` and the like come after
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -226,10 +263,18 @@ class MT3Model(
         return dict(zip(self.adapted_names(), factors.unbind(-1), strict=True))
 
     @classmethod
-    def _from_pretrained(cls, **arguments: Any) -> "MT3Model":
-        """As the mixin has it, but weights that do not fit the config are an error."""
-        model: MT3Model = super()._from_pretrained(**(arguments | {"strict": True}))
-        return model
+    def _load_as_safetensor(  # type: ignore[override]
+        cls, model: "MT3Model", model_file: str, map_location: str, strict: bool
+    ) -> "MT3Model":
+        """What the mixin calls for `from_pretrained`: weights that do not fit the config are an error."""
+        model.load_state_dict(read_weights(Path(model_file), model))
+        return model.to(map_location).eval()
+
+    @classmethod
+    def _load_as_pickle(  # type: ignore[override]
+        cls, model: "MT3Model", model_file: str, map_location: str, strict: bool
+    ) -> "MT3Model":
+        raise InputError(f"Expected weights as model.safetensors, got {Path(model_file).name}, which is not unpickled.")
 
     def adapted_names(self, layers: str | None = None) -> tuple[str, ...]:
         """The parameters that adapt: of those that feed the self-supervised loss, what `layers` (or the model) says.
@@ -257,7 +302,7 @@ class MT3Model(
 def _pool(norm: nn.GroupNorm, x: Tensor, stack: int | None) -> Tensor:
     """Features (N, C), or (S, N, C)."""
     pooled: Tensor = F.relu(norm(x), inplace=True).mean(dim=(2, 3))
-    return pooled if stack is None else pooled.view(len(pooled), stack, -1).transpose(0, 1)
+    return pooled if stack is None else pooled.view(len(pooled), stack, pooled.shape[1] // stack).transpose(0, 1)
 
 
 def zero_last_convolutions(model: nn.Module) -> None:
@@ -270,6 +315,14 @@ def zero_last_convolutions(model: nn.Module) -> None:
 def as_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Scale uint8 to [0, 1]; cast floats only."""
     return images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
+
+
+def check_bounds(**numbers: float) -> None:
+    """Refuse a number of a model's config that is out of its bounds."""
+    for name, value in numbers.items():
+        check_number(name, value, *BOUNDS[name])
+        if not isinstance(value, int | float):  # JSON would leave it out
+            raise InputError(f"Expected {name} to be Python's own number, got {value!r}; use int or float on it.")
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
