@@ -263,3 +263,24 @@ def test_the_papers_b_does_not_draw_for_casts():
     draw_shift(a)
     torch.rand(5, generator=b)
     assert torch.equal(torch.rand(4, generator=a), torch.rand(4, generator=b))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_draws_do_not_depend_on_the_default_type(dtype):
+    def draw() -> list[Tensor]:
+        generator, images = torch.Generator().manual_seed(0), picture(4).float()
+        shift = draw_shift(generator, negative=0.5, cast=0.5)
+        return [
+            draw_views(4, generator),
+            apply_shift(images, replace(shift, blur=True), generator),
+            crop_and_flip(images, generator, 2, flip=True),
+            torch.tensor([shift.brightness, shift.noise_std, *shift.black, *shift.white], dtype=torch.float64),
+        ]
+
+    wanted = draw()
+    torch.set_default_dtype(dtype)
+    try:
+        got = draw()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))

@@ -22,6 +22,8 @@ BLUR_SHARE = 0.2  # "Gaussian blurring (20 % probability) with a 3x3 filter with
 BRIGHTNESS = 0.2  # "uniformly distributed delta between -0.2 and 0.2"
 NOISE_STD = 0.02  # "Gaussian noise with a uniformly distributed standard deviation between 0 and 0.02"
 
+DRAWN = torch.float32  # whatever the caller's default: other types give other numbers
+
 # columns of the uniform numbers that one view of A is made from
 _SIZE, _TOP, _LEFT, _FLIP, _JITTER, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _GREY = range(10)
 
@@ -37,7 +39,7 @@ def seeded_generator(*parts: int | str | bytes) -> torch.Generator:
 
 def draw_views(count: int, generator: torch.Generator) -> Tensor:
     """Draw the randomness of `count` views of A: uniform numbers (count, 10), all that `apply_views` needs."""
-    return torch.rand(count, 10, generator=generator, device=generator.device)
+    return torch.rand(count, 10, generator=generator, device=generator.device, dtype=DRAWN)
 
 
 def apply_views(images: Tensor, draws: Tensor, crop_max: int = 32) -> Tensor:
@@ -128,10 +130,10 @@ def draw_shift(
     Not in the paper: `vertical_flip` lets it flip upside down, `negative` is the probability of a negative, `cast` the
     share by which every channel's range may shrink.
     """
-    u = torch.rand(5, generator=generator, device=generator.device).tolist()
+    u = torch.rand(5, generator=generator, device=generator.device, dtype=DRAWN).tolist()
     black, white = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     if negative or cast:  # drawn only then, so that the paper's B keeps its stream
-        v = torch.rand(7, generator=generator, device=generator.device).tolist()
+        v = torch.rand(7, generator=generator, device=generator.device, dtype=DRAWN).tolist()
         black, white = tuple(cast / 2 * x for x in v[:3]), tuple(1 - cast / 2 * x for x in v[3:6])
         if v[6] < negative:
             black, white = white, black
@@ -155,13 +157,13 @@ def apply_shift(images: Tensor, shift: BatchShift, generator: torch.Generator) -
         x = black + (white - black) * x
     if shift.blur:
         x = _blur(x)
-    noise = torch.randn(x.shape, generator=generator, device=generator.device).to(x.device, x.dtype)
+    noise = torch.randn(x.shape, generator=generator, device=generator.device, dtype=DRAWN).to(x.device, x.dtype)
     return (x + shift.brightness + shift.noise_std * noise).clamp(0.0, 1.0)
 
 
 def _blur(x: Tensor) -> Tensor:
     """3x3 Gaussian of standard deviation 1, reflected border."""
-    side = float(torch.tensor(-0.5).exp())
+    side = float(torch.tensor(-0.5, dtype=DRAWN).exp())
     middle, side = 1 / (1 + 2 * side), side / (1 + 2 * side)
     x = F.pad(x, (1, 1, 1, 1), mode="reflect")
     x = middle * x[..., 1:-1, :] + side * (x[..., :-2, :] + x[..., 2:, :])
@@ -171,7 +173,7 @@ def _blur(x: Tensor) -> Tensor:
 def crop_and_flip(images: Tensor, generator: torch.Generator, pad: int, flip: bool) -> Tensor:
     """Zero-pad by `pad` pixels and crop back at random, image by image; flip horizontally with probability 1/2."""
     count, _, height, width = images.shape
-    u = torch.rand(count, 3, generator=generator, device=generator.device).to(images.device)
+    u = torch.rand(count, 3, generator=generator, device=generator.device, dtype=DRAWN).to(images.device)
     rows = torch.arange(height, device=images.device) + (u[:, :1] * (2 * pad + 1)).long()  # (N, H)
     columns = torch.arange(width, device=images.device) + (u[:, 1:2] * (2 * pad + 1)).long()
     if flip:
