@@ -128,7 +128,14 @@ def test_predict_averages_and_shuts_the_gate(capsys, runs, picture, method):
         assert answer()["adapted"] is False
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: not enough memory: you tried")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:130] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
+    ],
+)
 def test_too_little_memory_is_said_in_a_sentence(capsys, monkeypatch, runs, picture, error):
     def fail(*_: Any, **__: Any) -> None:
         raise error
@@ -139,6 +146,16 @@ def test_too_little_memory_is_said_in_a_sentence(capsys, monkeypatch, runs, pict
     error = RuntimeError("an unsupported memory format")
     with pytest.raises(RuntimeError, match="memory format"):  # an error of ours keeps its traceback
         run(capsys, "predict", runs / "mt3", picture)
+
+
+@pytest.mark.parametrize(
+    ("method", "option"), [("mt3", "--views"), ("mt3", "--steps"), ("mt3", "--average"), ("baseline", "--average")]
+)
+def test_numbers_without_bounds_are_refused(capsys, runs, picture, method, option):
+    code, _, err = run(capsys, "predict", runs / method, picture, option, "999999999")
+    low = 1 if option == "--views" else 0
+    sentence = f"Expected {option[2:]} to be a whole number from {low} to 10000, got 999999999."
+    assert (code, err) == (2, f"mt3: {sentence}\n")
 
 
 def test_predict_says_what_it_converted(capsys, runs, tmp_path):

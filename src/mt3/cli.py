@@ -192,8 +192,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 141
     except (MemoryError, RuntimeError) as error:
-        told = str(error)  # PyTorch's, on a CPU and on an accelerator; other errors speak of memory formats
-        if not isinstance(error, MemoryError) and "not enough memory" not in told and "out of memory" not in told:
+        # PyTorch's, on a CPU and on an accelerator; other errors speak of memory formats
+        told = any(words in str(error) for words in ("not enough memory", "out of memory", "allocate memory"))
+        if not isinstance(error, MemoryError) and not told:
             raise
         print("mt3: There is not enough memory for this; lower views, average, tasks or task_size.", file=sys.stderr)
         return 2
