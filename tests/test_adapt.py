@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 import mt3
 import reference
-from mt3.adapt import Adapter, clip_gradients, forward, inner_loop, inner_step, stack_size
-from mt3.averages import image_generator
+from mt3.adapt import Adapter, clip_gradients, forward, inner_loop, inner_step, machine_memory, stack_size
+from mt3.averages import averaged_logits, image_generator, view_average
 from mt3.config import make_config
 from mt3.losses import Task, meta_loss
+from mt3.predict import predict
 from mt3.selfsup import Views, draw_copies
 from mt3.state import State
 
@@ -479,22 +480,142 @@ def test_float64_adapter_agrees_with_float32(model, images):
         (torch.full((1, 3, 32, 32), 255.0), "in .0, 1., got values from 255"),
         (torch.full((1, 3, 32, 32), float("nan")), "got values from nan"),
         (torch.zeros(1, 3, 32, 32, dtype=torch.int64), "got torch.int64"),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.complex64), "got torch.complex64"),
+        (torch.zeros(1, 3, 32, 32).to(torch.float8_e4m3fn), "got torch.float8"),
         (np.zeros((1, 3, 32, 32)), "as a torch tensor, got ndarray"),
     ],
 )
-def test_bad_images_are_refused(model, bad, message):
-    with pytest.raises(mt3.InputError, match=message):
-        Adapter(model)(bad)
+def test_bad_images_are_refused(model, images, bad, message):
+    adapter, params = Adapter(model), dict(model.named_parameters())
+    ways = (adapter, adapter.compare, adapter.adapt, adapter.unadapted, lambda x: adapter.logits(params, x))
+    for ask in (*ways, lambda x: adapter.answer(x, x)):
+        with pytest.raises(mt3.InputError, match=message):
+            ask(bad)
+    known = isinstance(bad, Tensor) and bad.dim() == 4
+    with pytest.raises(mt3.InputError, match=message if known else r"Expected others of shape \(1, n, 3, 32, 32\)"):
+        adapter.answer(images[:1], bad[None])
 
 
 def test_bad_adapters_are_refused(model):
     with pytest.raises(mt3.InputError, match="no self-supervised task"):
         Adapter(mt3.MT3Model(10, depth=8, width=4, selfsup="none"))
-    with pytest.raises(mt3.InputError, match="views >= 1"):
-        Adapter(model, views=0)
-    with pytest.raises(mt3.InputError, match="a gate from 0 to 1"):
-        Adapter(model, gate=1.5)
     with_batch_norm = mt3.MT3Model(10, depth=8, width=4)
     with_batch_norm.norm = nn.BatchNorm2d(16)  # type: ignore[assignment]
     with pytest.raises(mt3.InputError, match=r"batch normalisation \(norm\).*use GroupNorm"):
         Adapter(with_batch_norm)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "values"),
+    [
+        ("steps", "a whole number from 0 to 10000", [-1, 1.5, 1.0, "1", True, float("nan"), 10**9, [1]]),
+        ("views", "a whole number from 1 to 10000", [0, 4.0, "4", True, 999999999]),
+        ("average", "a whole number from 0 to 10000", [-1, 0.5, "x", False]),
+        ("stack", "a whole number from 1 to 10000", [0, 1.5, "x", True]),
+        ("seed", "a whole number from -9", [0.5, "x", True, 2**63]),
+        ("lr", "a number from 0.0 to 1e+30", [-0.1, "x", True, float("nan"), float("inf"), 1j, torch.ones(2)]),
+        ("gate", "a number from 0.0 to 1.0", [-0.1, 1.5, "x", True, float("nan")]),
+    ],
+)
+def test_arguments_that_are_no_such_numbers_are_refused(model, name, expected, values):
+    for value in values:
+        with pytest.raises(mt3.InputError) as error:
+            Adapter(model, **{name: value})
+        assert str(error.value).startswith(f"Expected {name} to be {expected}")
+        assert str(error.value).endswith(f"got {repr(value)[:40]}.")
+
+
+def test_numpy_numbers_are_numbers(model, images):
+    adapter = Adapter(model, np.int64(2), np.float32(0.5), np.uint8(3), average=np.int32(1), gate=np.float64(0.9))
+    assert torch.equal(adapter(images), Adapter(model, 2, 0.5, 3, average=1, gate=0.9)(images))
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), "cifar10-cpu", None],
+)
+def test_only_this_packages_models_adapt(foreign):
+    kind = type(foreign).__name__
+    with pytest.raises(mt3.InputError, match=rf"Expected an MT3Model, .* got a {kind}; load one with mt3\.load"):
+        Adapter(foreign)
+
+
+def everything(model: mt3.MT3Model, images: Tensor) -> list[Tensor]:
+    """What every way of asking answers."""
+    adapter = Adapter(model, average=1, gate=0.9)
+    phi = next(adapter.adapt(images)).params
+    pixels = list(images.permute(0, 2, 3, 1).numpy())
+    told = [answer[when]["probability"] for answer in predict(model, pixels) for when in ("before", "after")]
+    return [
+        adapter(images),
+        *adapter.answer(images, images[:, None]),
+        *vars(adapter.compare(images)).values(),
+        *phi.values(),
+        adapter.logits(phi, images),
+        adapter.unadapted(images),
+        view_average(model, images),
+        averaged_logits(model, images, images.float() / 255, 2, 0).detach(),
+        torch.tensor(told, dtype=torch.float64),
+    ]
+
+
+@pytest.mark.parametrize("selfsup", ["byol", "rotation"])
+@pytest.mark.parametrize("around", ["float64", "bfloat16", "autocast"])
+def test_what_surrounds_the_caller_changes_no_answer(images, around, selfsup):
+    """Neither PyTorch's default type nor an autocast, on one stack, which the caller computes, or on several."""
+    model = mt3.MT3Model(10, depth=8, width=4, hidden=16, projection=8, adapt_views=4, selfsup=selfsup)
+    for batch in (images[:1], images):
+        wanted = everything(model, batch)
+        if around == "autocast":
+            with torch.autocast("cpu", torch.bfloat16):
+                got = everything(model, batch)
+        else:
+            torch.set_default_dtype(getattr(torch, around))
+            try:
+                got = everything(model, batch)
+            finally:
+                torch.set_default_dtype(torch.float32)
+        for a, b in zip(got, wanted, strict=True):
+            assert a.dtype == b.dtype
+            assert torch.equal(a, b)
+
+
+def test_an_autocast_around_a_walk_is_left_alone(model, images):
+    walk = Adapter(model).adapt(images[:2])
+    with torch.autocast("cpu", torch.bfloat16):
+        next(walk)
+        assert torch.is_autocast_enabled("cpu")
+    next(walk)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_what_a_machine_cannot_hold_is_refused_before_it_is_tried(model, images, monkeypatch):
+    """The model has one block a stage, 4 channels and floats: 7 x 16 KB an image at the least."""
+    monkeypatch.setattr("mt3.adapt.machine_memory", lambda: 7 * 16 * 1024 * 20)
+    Adapter(model, views=10)(images[:1])
+    for ask in (Adapter.forward, Adapter.compare, Adapter.adapt):
+        with pytest.raises(mt3.InputError, match=r"22 images in a pass takes at least .* lower views or stack"):
+            ask(Adapter(model, views=11), images[:1])
+    with pytest.raises(mt3.InputError, match="60 images in a pass"):
+        Adapter(model, views=10, stack=3)(images)
+    Adapter(model, views=10, stack=100)(images[:1])  # of one image
+    with pytest.raises(mt3.InputError, match=r"views to be a whole number from 1 to 10000, got 10001"):
+        view_average(model, images, views=10_001)
+
+
+def test_the_machines_memory_is_some_gigabytes():
+    assert 2**28 < machine_memory() < 2**50
+
+
+def test_copies_go_through_the_network_in_passes_of_bounded_size(model, images):
+    sizes = []
+
+    def network(x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return model(x)
+
+    with torch.no_grad():
+        got = averaged_logits(network, images, images.float() / 255, 39, 0)
+        one_by_one = [averaged_logits(model, i[None], i[None].float() / 255, 39, 0) for i in images]
+    assert sizes == [80, 80, 40]
+    torch.testing.assert_close(got, torch.cat(one_by_one), atol=1e-5, rtol=0)

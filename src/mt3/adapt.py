@@ -1,24 +1,26 @@
 """The inner step, shared by meta-training and test-time adaptation, and `Adapter`, which adapts to single images."""
 
-import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from functools import wraps
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from mt3.averages import UNADAPTED, averaged_logits, check_images, image_generator
-from mt3.errors import InputError
-from mt3.model import MT3Model, Outputs, as_float, refuse_batch_norm
-from mt3.parallel import count_threads, side_by_side
+from mt3.errors import InputError, check_number
+from mt3.model import BOUNDS, MT3Model, Outputs, as_float, refuse_batch_norm
+from mt3.parallel import count_threads, shell, side_by_side, undisturbed
 from mt3.selfsup import Views, draw_test_views, selfsup_loss, stack_views
 
 CPU_BUDGET = 4 << 20  # bytes of a stack's largest activation
 DEVICE_BUDGET = 64 << 20
 
 Params = dict[str, Tensor]
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
@@ -163,11 +165,26 @@ class Answers(NamedTuple):
     view_average: Tensor  # probabilities (N, classes), averaged over the views without adapting
 
 
+Method = Callable[Concatenate["Adapter", Arguments], Result]
+
+
+def _undisturbed(method: Method[Arguments, Result]) -> Method[Arguments, Result]:
+    """A method of an adapter that computes the same whatever surrounds its caller."""
+
+    @wraps(method)
+    def run(self: "Adapter", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with undisturbed(self.model.stem.weight.device):
+            return method(self, *args, **kwargs)
+
+    return run
+
+
 class Adapter(nn.Module):
     """Adapts the model to each image on its own, predicts, and discards the step.
 
-    What is None comes from the model. The model's weights are never changed. An image's views depend only on the
-    seed and the image's content, so its answer does not depend on the batch, the order or the process.
+    What is None comes from the model. The model's weights are never changed, and any number of threads may call one
+    adapter at a time. An image's views depend only on the seed and the image's content, so its answer does not depend
+    on the batch, the order or the process, nor on PyTorch's default type or an autocast around the call.
     """
 
     def __init__(
@@ -183,6 +200,11 @@ class Adapter(nn.Module):
         gate: float | None = None,  # an image of which the model is this sure is not adapted to; 1: all are
     ) -> None:
         super().__init__()
+        if not isinstance(model, MT3Model):
+            raise InputError(
+                f"Expected an MT3Model, whose heads and layers adapting needs, got a {type(model).__name__}; "
+                "load one with mt3.load or make one with mt3.MT3Model."
+            )
         refuse_batch_norm(model)
         if model.selfsup == "none":
             raise InputError("This model has no self-supervised task to adapt with; use model(images) as it is.")
@@ -196,14 +218,15 @@ class Adapter(nn.Module):
         self.stack = stack
         self.average = model.adapt_average if average is None else average
         self.gate = model.adapt_gate if gate is None else gate
-        if self.average < 0 or not 0 <= self.gate <= 1:
-            raise InputError(f"Expected average >= 0 and a gate from 0 to 1, got {self.average} and {self.gate}.")
-        if self.steps < 0 or self.views < 1 or not 0 <= self.lr < math.inf or (stack is not None and stack < 1):
-            raise InputError(
-                "Expected steps >= 0, views >= 1, a finite lr >= 0 and stack >= 1, "
-                f"got {self.steps}, {self.views}, {self.lr} and {stack}."
-            )
+        for name in ("steps", "lr", "views", "average", "gate"):
+            check_number(name, getattr(self, name), *BOUNDS[f"adapt_{name}"])
+        self.steps, self.views, self.average = int(self.steps), int(self.views), int(self.average)
+        self.lr, self.gate = float(self.lr), float(self.gate)  # not NumPy's
+        check_number("seed", seed, -(2**63), 2**63 - 1)
+        if stack is not None:
+            check_number("stack", stack, 1, 10_000)
 
+    @_undisturbed
     def forward(self, images: Tensor) -> Tensor:
         """Logits (N, classes) after adapting to each image."""
         images = check_images(images)
@@ -216,13 +239,13 @@ class Adapter(nn.Module):
             logits[unsure] = self._answer(own, own[:, None]).logits[:, 0]
         return logits
 
+    @_undisturbed
     def answer(self, images: Tensor, others: Tensor) -> Answers:
         """Adapt to each of N images and predict others (N, n, 3, 32, 32): row i with the model adapted to image i."""
         images = check_images(images)
-        if len(others) != len(images) or others.dim() != 5:
-            raise InputError(
-                f"Expected others of shape ({len(images)}, n, 3, 32, 32), n for each image, got {tuple(others.shape)}."
-            )
+        if not isinstance(others, Tensor) or others.dim() != 5 or len(others) != len(images):
+            came = tuple(others.shape) if isinstance(others, Tensor) else type(others).__name__
+            raise InputError(f"Expected others of shape ({len(images)}, n, 3, 32, 32), n for each image, got {came}.")
         check_images(others.flatten(0, 1))
         answers = self._answer(images, others)
         if self.gate < 1:
@@ -243,6 +266,7 @@ class Adapter(nn.Module):
             return Answers(empty, empty.flatten(0, 1))
         return Answers(*(torch.cat(column) for column in zip(*found, strict=True)))
 
+    @_undisturbed
     def compare(self, images: Tensor) -> Comparison:
         """Logits, self-supervised loss and gradient norm, before and after adapting to each image."""
         images = check_images(images)
@@ -265,28 +289,32 @@ class Adapter(nn.Module):
             raise InputError("Expected at least one image to compare, got an empty batch.")
         return Comparison(*(torch.cat(column) for column in zip(*found, strict=True)))
 
+    @_undisturbed
     def adapt(self, images: Tensor) -> Iterator[Adapted]:
-        """Adapt to each image and yield the adapted models."""
-        for stack in self._each_stack(check_images(images), lambda adapted, rows: adapted):
-            for i in range(len(stack.view_average)):
-                yield _member(stack, i)
+        """Adapt to each image and give the adapted models, one by one."""
+        stacks = self._each_stack(check_images(images), lambda adapted, rows: adapted)
+        return (_member(shell(self.model), stack, i) for stack in stacks for i in range(len(stack.view_average)))
 
+    @_undisturbed
     def logits(self, params: Params, images: Tensor) -> Tensor:
         """Logits (N, classes) of images under adapted parameters."""
-        return self._logits(self.model, params, images)
+        return self._logits(shell(self.model), params, check_images(images))
 
+    @_undisturbed
     def unadapted(self, images: Tensor) -> Tensor:
         """Logits (N, classes) of the model as it is, averaged over copies as the adapted ones are."""
-        if not len(images):
-            return self.model.classify.weight.new_zeros(0, self.model.num_classes)
-        params: Params = dict(self.model.named_parameters())
-        return torch.cat([self._logits(self.model, params, part) for part in torch.split(images, UNADAPTED)])
+        model, parts = shell(self.model), torch.split(check_images(images), UNADAPTED)
+        params: Params = dict(model.named_parameters())
+        return torch.cat([self._logits(model, params, part) for part in parts])
 
     def stack_for(self, count: int) -> int:
         """How many of `count` images are adapted to at once."""
-        views = 2 * self.views if self.model.selfsup == "byol" else self.views
-        return self.stack or stack_size(self.model, count, views)
+        return self.stack or stack_size(self.model, count, self._views_of_image())
 
+    def _views_of_image(self) -> int:
+        return 2 * self.views if self.model.selfsup == "byol" else self.views
+
+    @_undisturbed
     def keeps(self, logits: Tensor) -> Tensor:
         """Which answers are so sure before adapting that they stay; with a gate of 1 none."""
         return (logits.softmax(-1).amax(-1) >= self.gate) & (self.gate < 1)
@@ -296,11 +324,12 @@ class Adapter(nn.Module):
 
         On a CPU several stacks are computed at once, in threads, so `use` must not change what they share.
         """
-        size = self.stack_for(len(images))
+        size = max(1, min(self.stack_for(len(images)), len(images)))
+        check_memory(self.model, size * self._views_of_image())
         stacks = [slice(start, start + size) for start in range(0, len(images), size)]
 
         def adapt_stack(model: MT3Model, rows: slice) -> Result:
-            with torch.inference_mode(False), torch.enable_grad():
+            with undisturbed(model.stem.weight.device), torch.inference_mode(False), torch.enable_grad():
                 own = images[rows].clone(memory_format=torch.contiguous_format)
                 return use(self._adapt_stack(model, own), rows)
 
@@ -350,11 +379,12 @@ def _leaves(model: MT3Model, count: int) -> Params:
         return {name: p.requires_grad_() for name, p in stack_params(own, count).items()}
 
 
-def _member(stack: Adapted, i: int) -> Adapted:
-    """One of the models adapted in a stack."""
+def _member(model: MT3Model, stack: Adapted, i: int) -> Adapted:
+    """One of the models adapted in a stack, with a network of its own: a thread may be using the stack's."""
     inner = stack.inner
     quarters = stack.first_views.quarters
     return stack._replace(
+        model=model,
         params={name: p[i] for name, p in stack.params.items()},
         first_views=Views(stack.first_views.images[i], None if quarters is None else quarters[i]),
         inner=Inner(
@@ -373,10 +403,33 @@ def stack_size(model: MT3Model, items: int, images: int) -> int:
     Together they keep the largest activation within a budget: on a CPU what its caches hold, since more than that is no
     faster one by one; on an accelerator, what fits into its memory some hundred times. There is one for each thread.
     """
+    budget = CPU_BUDGET if model.stem.weight.device.type == "cpu" else DEVICE_BUDGET
+    return max(1, min(budget // _activation(model, images), -(-items // count_threads(model, items))))
+
+
+def check_memory(model: MT3Model, images: int) -> None:
+    """Refuse to adapt with more images in a pass than the machine can hold; a system may end the process instead.
+
+    Counted is what surely lies in memory: a block keeps four activations for its gradient, each stage's being half as
+    large as those of the stage before. An accelerator says by itself what does not fit.
+    """
+    needed = 7 * len(model.stage1) * _activation(model, images)
+    if model.stem.weight.device.type == "cpu" and needed > (there := machine_memory()):
+        raise InputError(
+            f"Adapting with {images} images in a pass takes at least {needed / 2**30:.1f} GB of memory, and this "
+            f"machine has {there / 2**30:.1f} GB; lower views or stack."
+        )
+
+
+def machine_memory() -> float:
+    """Bytes of memory that this machine has, as far as its system says."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else float("inf")
+
+
+def _activation(model: MT3Model, images: int) -> int:
+    """Bytes of the largest activation in a pass over so many images."""
     weight = model.stem.weight
-    size = images * weight.shape[0] * 32 * 32 * weight.element_size()
-    budget = CPU_BUDGET if weight.device.type == "cpu" else DEVICE_BUDGET
-    return max(1, min(budget // size, -(-items // count_threads(model, items))))
+    return images * weight.shape[0] * 32 * 32 * weight.element_size()
 
 
 def _projection(outputs: Outputs) -> Tensor | None:

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from mt3.augment import seeded_generator
-from mt3.errors import InputError
-from mt3.model import MT3Model, as_float
+from mt3.errors import InputError, check_number
+from mt3.model import BOUNDS, MT3Model, as_float
+from mt3.parallel import undisturbed
 from mt3.selfsup import draw_copies, draw_test_views
 
 UNADAPTED = 100  # images in a pass before adapting
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_images(images: Tensor) -> Tensor:
@@ -21,7 +23,7 @@ def check_images(images: Tensor) -> Tensor:
         raise InputError(f"Expected images of shape (N, 3, 32, 32), got {tuple(images.shape)}; resize or permute them.")
     if images.dtype == torch.uint8:
         return images
-    if not images.is_floating_point():
+    if images.dtype not in FLOATS:
         raise InputError(f"Expected uint8 images or floats in [0, 1], got {images.dtype}.")
     if len(images):
         low, high = images.aminmax()
@@ -43,8 +45,17 @@ def averaged_logits(
 
     `images` are as they were given, and seed the copies; `scaled` are the same as floats on the network's device.
     """
-    if not copies:
-        return network(scaled)
+    check_number("average", copies, *BOUNDS["adapt_average"])
+    with undisturbed(scaled.device):
+        if not copies or not scaled.numel():
+            return network(scaled)
+        size = max(1, UNADAPTED // (1 + copies))
+        parts = zip(torch.split(images, size, -4), torch.split(scaled, size, -4), strict=True)
+        return torch.cat([_averaged(network, *part, copies, seed) for part in parts], dim=-2)
+
+
+def _averaged(network: Callable[[Tensor], Tensor], images: Tensor, scaled: Tensor, copies: int, seed: int) -> Tensor:
+    """As `averaged_logits`, in one pass."""
     drawn = [
         draw_copies(image, copies, image_generator(given, seed))
         for given, image in zip(images.flatten(0, -4), scaled.flatten(0, -4), strict=True)
@@ -57,8 +68,9 @@ def view_average(model: MT3Model, images: Tensor, seed: int = 0, views: int | No
     """Probabilities (N, classes) averaged over each image's views without adapting, for a model of any task."""
     task = "rotation" if model.hidden is None else "byol"  # Sun et al.'s network meets its own kind of views
     views = views or model.adapt_views
+    check_number("views", views, *BOUNDS["adapt_views"])
     averages = []
-    with torch.no_grad():
+    with undisturbed(model.stem.weight.device), torch.no_grad():
         for part in torch.split(check_images(images), max(1, UNADAPTED // views)):
             scaled = as_float(part.to(model.stem.weight.device), model.stem.weight.dtype)
             upright = [

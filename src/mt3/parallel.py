@@ -2,14 +2,19 @@
 
 On a CPU several threads that compute a piece each, with few cores for every operation, are faster than one after the
 other with all cores: small operations leave cores idle. PyTorch releases Python's lock while it computes.
+
+`functional_call` changes the module that it calls, so whoever calls one does so on a shell of his own: then any number
+of the caller's threads may use one model.
 """
 
 import copy
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from itertools import chain, islice
 from typing import TypeVar
 
 import torch
@@ -19,16 +24,45 @@ Model = TypeVar("Model", bound=nn.Module)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+# held while threads with few cores start: PyTorch gives the number that was set last to every thread that is new to it
+_STARTING = threading.Lock()
+_POOLS: dict[tuple[int, int], ThreadPoolExecutor] = {}
+
+
+def _forget_threads() -> None:
+    """A forked process has neither its parent's threads nor what they hold."""
+    global _STARTING
+    _STARTING = threading.Lock()
+    _POOLS.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
+
+
+def own_threads() -> int:
+    """The threads that PyTorch uses for an operation of this thread."""
+    with _STARTING:
+        return torch.get_num_threads()
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Compute as if nothing surrounded the caller: without autocast, and with as many cores as any new thread has."""
+    own_threads()  # from the first time it is asked, a thread keeps the number
+    with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False):
+        yield
+
 
 def count_threads(model: nn.Module, items: int) -> int:
     """How many pieces to compute at once: one for each core of the CPU; an accelerator takes one after the other."""
     on_cpu = all(p.device.type == "cpu" for p in model.parameters())
-    return max(1, min(items, torch.get_num_threads())) if on_cpu else 1
+    return max(1, min(items, own_threads())) if on_cpu else 1
 
 
 def thread_share(sharers: int) -> int:
     """The threads that each of several processes or threads has for itself."""
-    return max(1, torch.get_num_threads() // sharers)
+    return max(1, own_threads() // sharers)
 
 
 def side_by_side(
@@ -39,32 +73,59 @@ def side_by_side(
     Each thread gets a shell of the model, which shares the parameters, so that `functional_call` in one does not meet
     another. No more than `threads` results are computed ahead of the caller.
     """
-    if threads <= 1:
-        for item in items:
-            yield work(model, item)
-        return
-    cores = thread_share(threads)
-    local = threading.local()
-    shells = [shell(model) for _ in range(threads)]  # here and now: later the caller may be using the model
-
-    def set_up() -> None:
-        torch.set_num_threads(cores)  # of this thread
-        local.model = shells.pop()
-
     rest = iter(items)
-    with ThreadPoolExecutor(threads, "mt3", set_up) as pool:
-        waiting: deque[Future[Result]] = deque()
+    first = list(islice(rest, max(1, threads)))
+    shells = [shell(model) for _ in first]  # here and now: later the caller may be using the model
+
+    def compute(item: Item) -> Result:
+        own = shells.pop()
         try:
-            waiting.extend(pool.submit(lambda item: work(local.model, item), item) for item in islice(rest, threads))
-            while waiting:
-                result = waiting.popleft().result()
-                waiting.extend(pool.submit(lambda item: work(local.model, item), item) for item in islice(rest, 1))
-                yield result
+            return work(own, item)
         finally:
-            pool.shutdown(cancel_futures=True)
+            shells.append(own)
+
+    if len(first) <= 1:
+        yield from map(compute, chain(first, rest))
+        return
+    pool = _threads(len(first), thread_share(len(first)))
+    waiting = deque(pool.submit(compute, item) for item in first)
+    try:
+        while waiting:
+            result = waiting.popleft().result()
+            waiting.extend(pool.submit(compute, item) for item in islice(rest, 1))
+            yield result
+    finally:
+        wait([future for future in waiting if not future.cancel()])
+
+
+def _threads(count: int, cores: int) -> ThreadPoolExecutor:
+    """So many threads with so many cores each. They stay, since starting them disturbs other new threads."""
+    with _STARTING:
+        if (count, cores) not in _POOLS:
+            before, ready = torch.get_num_threads(), threading.Barrier(count + 1)
+            pool = ThreadPoolExecutor(count, "mt3", _limit_cores, (cores, ready))
+            try:
+                for _ in range(count):
+                    pool.submit(int)  # starts a thread, as none is idle until all are ready
+                ready.wait()
+            except BaseException:
+                ready.abort()
+                raise
+            finally:
+                torch.set_num_threads(before)  # of the caller, and of his threads that are new to PyTorch
+            _POOLS[count, cores] = pool
+        return _POOLS[count, cores]
+
+
+def _limit_cores(cores: int, ready: threading.Barrier) -> None:
+    torch.get_num_threads()  # asked for the first time only after the next line, it would be the number set last by any
+    torch.set_num_threads(cores)
+    ready.wait()
 
 
 def shell(model: Model) -> Model:
-    """Copy the modules, not the parameters and buffers."""
-    shared = {id(t): t for t in [*model.parameters(), *model.buffers()]}
-    return copy.deepcopy(model, shared)
+    """Copy the modules, not the parameters and buffers; a fraction of a percent of adapting to one image."""
+    twin = copy.copy(model)
+    twin._parameters, twin._buffers = dict(model._parameters), dict(model._buffers)
+    twin._modules = {name: None if child is None else shell(child) for name, child in model._modules.items()}
+    return twin

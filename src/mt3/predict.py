@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mt3.adapt import Adapter
-from mt3.averages import averaged_logits
+from mt3.averages import averaged_logits, check_images
 from mt3.errors import InputError
 from mt3.model import MT3Model, as_float
 
@@ -28,7 +28,10 @@ def predict(
 
     `adapted` says whether the step was used: not where the model has nothing to adapt with or the gate was shut.
     """
-    batch = torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2).contiguous().to(model.stem.weight.device)
+    if not len(images):
+        raise InputError("Expected at least one image to predict, got none.")
+    pixels = torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2).contiguous()
+    batch = check_images(pixels).to(model.stem.weight.device)
     model.eval()
     if model.selfsup == "none":
         copies = model.adapt_average if average is None else average
@@ -52,7 +55,7 @@ def predict(
 
 
 def _answer(model: MT3Model, logits: Tensor) -> dict[str, Any]:
-    probabilities = logits.softmax(0)
+    probabilities = logits.float().softmax(0)
     if not probabilities.isfinite().all():
         raise InputError("The model's answer is not finite; lower --lr, or train it again.")
     index = int(probabilities.argmax())
