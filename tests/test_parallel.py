@@ -15,6 +15,7 @@ import mt3
 from mt3 import workers
 from mt3.errors import InputError
 from mt3.parallel import count_threads, shell, side_by_side
+from mt3.stopping import Stopped, stop_on_signals
 
 
 def make_model():
@@ -231,6 +232,30 @@ def test_an_error_in_one_job_interrupts_the_others(tmp_path):
         workers.run_apart(_refuse_or_wait, jobs, ["first", "second", "third"], at_once=2)
     assert (tmp_path / "other.interrupted").exists()
     assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_interrupts_all_jobs_each_of_which_saves(tmp_path, number):
+    """To the first process and to the jobs, as a terminal sends it to all; these heed the first process alone."""
+    jobs = [(tmp_path / name, 60.0) for name in ("a", "b", "c")]
+
+    def send() -> None:
+        while not all(path.exists() and path.read_text() for path, _ in jobs[:2]):
+            time.sleep(0.01)
+        if number != signal.SIGTERM:
+            for path, _ in jobs[:2]:
+                os.kill(int(path.read_text()), number)
+            time.sleep(0.2)
+            assert not list(tmp_path.glob("*.interrupted"))
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    with stop_on_signals(), pytest.raises(Stopped) as stopped:
+        workers.run_apart(_write_and_wait, jobs, list("abc"), at_once=2)
+    thread.join()
+    assert stopped.value.number == number
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.interrupted", "b", "b.interrupted"]
 
 
 def _die(job: bytes) -> None:

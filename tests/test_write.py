@@ -174,10 +174,11 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -signal.SIGKILL)],
 )
 def test_interrupted_workers_stop_and_the_files_end_the_same(tmp_path, whole, digits, number, code):
-    """A real signal while two processes corrupt; Ctrl-C goes to the whole group, as a terminal sends it."""
+    """A real signal while two processes corrupt; those of a terminal go to the whole group, as it sends them."""
     words = [sys.executable, "-m", "mt3", "corrupt", "--out", str(tmp_path), "--workers", "2"]
     process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
@@ -187,7 +188,7 @@ def test_interrupted_workers_stop_and_the_files_end_the_same(tmp_path, whole, di
         time.sleep(0.01)
     children = children_of(process.pid)
     assert len(children) >= 2
-    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    (os.killpg if number in (signal.SIGINT, signal.SIGHUP) else os.kill)(process.pid, number)
     _, err = process.communicate(timeout=30)  # a worker that lived on would hold the pipe open
     assert process.returncode == code
     assert b"Traceback" not in err
@@ -196,8 +197,9 @@ def test_interrupted_workers_stop_and_the_files_end_the_same(tmp_path, whole, di
         time.sleep(0.01)
     done = sorted(tmp_path.glob("[!.l]*.npy"))
     assert len(done) < len(available())
-    if number == signal.SIGINT:
+    if number != signal.SIGKILL:
         assert not list(tmp_path.glob(".*"))
+        assert err.endswith(b"\nmt3: interrupted; the same command goes on where it stopped\n")
     assert "gaussian_noise" not in write_corrupted(digits, tmp_path, NAMES)
     for path in done:
         if path.stem not in NAMES:

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,10 @@ from mt3.errors import WORD, InputError, name_list, shown
 from mt3.fields import field_help
 from mt3.files import check_can_write
 from mt3.method import LAYERS, METHODS
+from mt3.stopping import Stopped, stop_on_signals
 from mt3.version import __version__
+
+RESUMABLE = ("evaluate", "corrupt", "reproduce", "demo")  # `train` says how far it is, and needs --resume
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--out", type=path, required=True, help="the run's directory")
     train.add_argument("--seed", type=count, default=0)
-    train.add_argument("--max-steps", type=count, help="stop after this many steps; --resume goes on later")
+    train.add_argument("--max-steps", type=count, help="stop after this many, its start's included; --resume goes on")
     train.add_argument("--resume", action="store_true", help="continue the run in --out, or start it if there is none")
     train.add_argument("--init", type=path, metavar="RUN", help="start from this run's weights")
     train.add_argument("--tensorboard", action="store_true", help="also log for TensorBoard (an extra)")
@@ -172,22 +176,30 @@ def _adapt_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; bad input gives one sentence and exit code 2."""
+    """Run the command; bad input gives one sentence and exit code 2, a signal to end 128 and its number."""
+    with stop_on_signals():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    command = ""
     try:
         args, extra = _parser().parse_known_args(argv)
         if extra and args.command not in ("train", "reproduce"):
             args.parser.refuse(extra[0])
         if getattr(args, "command", "") == "bench" and getattr(args, "json", None) is not None:
             check_can_write(args.json)  # before measuring
+        command = args.command
         args.run(args, extra)
         sys.stdout.flush()  # a full disk under it is said below
         return 0
     except InputError as error:
         print(f"mt3: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("mt3: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        again = "; the same command goes on where it stopped" if command in RESUMABLE else ""
+        print(f"mt3: interrupted{again}", file=sys.stderr)
+        return 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
     except BrokenPipeError:
         sys.stderr.close()
         return 141

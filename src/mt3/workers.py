@@ -12,11 +12,12 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from typing import Any, NamedTuple, TypeVar
 
 from mt3 import progress
 from mt3.errors import InputError
+from mt3.stopping import SIGNALS, stop_on_signals
 
 AHEAD = 4  # pieces out at a time for each worker: it never waits for the next, and memory stays bounded
 
@@ -46,7 +47,8 @@ def run(
         for piece in pieces:
             yield work(job, piece)
         return
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start, (work, job, set_up))
+    with _interrupts_held():
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start, (work, job, set_up))
     rest = iter(pieces)
     waiting: deque[Future[Answer]] = deque()
     try:
@@ -72,12 +74,14 @@ def _submit(pool: ProcessPoolExecutor, waiting: "deque[Future[Answer]]", pieces:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back; a process started meanwhile never gets it, and is ended by this one, which gets it after."""
+    """Hold signals to end back; a process started meanwhile gets none but SIGTERM, by which this one may end it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
+        resource_tracker.ensure_running()  # a process of multiprocessing's own; starting it lets some signals through
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -92,8 +96,8 @@ def run_apart(
 ) -> None:
     """Call `work(job)` for all jobs, each in a process of its own, `at_once` at a time; one at a time: here.
 
-    For long work that can be taken up again: an error in one, or Ctrl-C, interrupts the others, and all end before this
-    returns. Their progress is shown in plain lines that begin with their names.
+    For long work that can be taken up again: an error in one, or a signal to end, interrupts the others, and all end
+    before this returns. Their progress is shown in plain lines that begin with their names.
     """
     if at_once <= 1:
         for job in jobs:
@@ -147,24 +151,29 @@ def _last_words(ended: _Running) -> str:
 
 
 def _apart(name: str, set_up: Callable[[], object] | None, pipe: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the first process passes it on
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in SIGNALS:  # a terminal sends them to all; the first process passes them on as SIGTERM
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     progress.name_process(name)
     try:
-        work, job = pipe.recv()
-        if set_up is not None:
-            set_up()
-        work(job)
+        with stop_on_signals():
+            _release_sigterm()
+            work, job = pipe.recv()
+            if set_up is not None:
+                set_up()
+            work(job)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(128 + signal.SIGTERM)
     except (InputError, OSError) as error:
         pipe.send(str(error))
         sys.exit(2)
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+def _release_sigterm() -> None:
+    """In a process that was started while signals were held back."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 _call: Callable[[Any], Any] | None = None  # in a worker: `work` with its job
@@ -172,6 +181,7 @@ _call: Callable[[Any], Any] | None = None  # in a worker: `work` with its job
 
 def _start(work: Callable[[Any, Any], Any], job: Any, set_up: Callable[[], None] | None) -> None:
     global _call
+    _release_sigterm()
     if set_up is not None:
         set_up()
     _call = partial(work, job)
