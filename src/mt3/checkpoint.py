@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import json
 import os
 import sys
 import tempfile
@@ -36,43 +37,74 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _checkpoints(run: Path) -> list[Path]:
-    return sorted((run / "checkpoints").glob("step-*.safetensors"))
+def _checkpoint_path(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}.safetensors"
+
+
+def _checkpoints(run: Path, strict: bool = True) -> dict[int, Path]:
+    """The checkpoints by their step, in rising order; `strict` refuses a file that only looks like one."""
+    found = {}
+    for path in (run / "checkpoints").glob("step-*.safetensors"):
+        number = path.stem.removeprefix("step-")
+        if number.isascii() and number.isdecimal() and path == _checkpoint_path(run, int(number)):
+            found[int(number)] = path
+        elif strict:
+            raise InputError(f"{path} is not named as a checkpoint is (step-00000010.safetensors); move it away.")
+    return dict(sorted(found.items()))
 
 
 def newest_step(run: Path) -> int:
     """The step of the newest checkpoint, whole or not; 0 if there is none."""
-    return max((int(path.stem.removeprefix("step-")) for path in _checkpoints(run)), default=0)
+    return max(_checkpoints(run), default=0)
 
 
-def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], seconds: float) -> None:
-    """Write the state after `step` steps and drop all but the newest checkpoints."""
-    path = run / "checkpoints" / f"step-{step:08d}.safetensors"
-    metadata = {"step": str(step), "seconds": f"{seconds:.3f}", "hash": tensors_hash(tensors)}
+def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], seconds: float, owner: str = "") -> None:
+    """Write the state after `step` steps of the run `owner`, and drop all but the newest checkpoints."""
+    path = _checkpoint_path(run, step)
+    metadata = {"step": str(step), "seconds": f"{seconds:.3f}", "run": owner}
+    metadata["hash"] = _checkpoint_hash(tensors, metadata)
     with atomic_path(path) as temporary:
         try:
             save_file({name: t.detach().contiguous() for name, t in tensors.items()}, temporary, metadata)
         except SafetensorError as error:  # how it words a full disk
             raise OSError(str(error)) from error
-    for old in _checkpoints(run)[:-KEPT]:
-        old.unlink()
-    for leftover in path.parent.glob(".step-*.tmp"):  # of a killed process
-        leftover.unlink(missing_ok=True)
+    found = _checkpoints(run, strict=False)
+    later = [n for n in found if n > step]  # damaged ones that were passed over: these steps were run again
+    for number in (*later, *[n for n in found if n <= step][:-KEPT]):
+        found[number].unlink()
 
 
-def load_checkpoint(run: Path) -> tuple[int, dict[str, Tensor], float] | None:
-    """Step, tensors and seconds of the newest whole checkpoint, or None; a damaged one is passed over, and said."""
-    for path in reversed(_checkpoints(run)):
+Checkpoint = tuple[int, dict[str, Tensor], float]  # step, tensors, seconds
+
+
+def load_checkpoint(run: Path, owner: str | None = None) -> Checkpoint | None:
+    """The newest whole checkpoint, or None; a damaged one is passed over, and said; another run's is refused."""
+    found = _checkpoints(run)
+    for step in reversed(found):
         try:
-            tensors, metadata = _read(path)
-            if tensors_hash(tensors) != metadata["hash"]:
+            tensors, metadata = _read(found[step])
+            if _checkpoint_hash(tensors, metadata) != metadata["hash"]:
                 raise ValueError("its contents do not match their hash")
-            return int(metadata["step"]), tensors, float(metadata["seconds"])
+            if int(metadata["step"]) != step:
+                raise ValueError(f"its name says step {step}, its contents step {metadata['step']}")
         except (SafetensorError, OSError, ValueError, KeyError) as error:
-            print(f"Checkpoint {path} is damaged ({error}); trying the one before.", file=sys.stderr)
-    if _checkpoints(run):
+            print(f"Checkpoint {found[step]} is damaged ({error}); trying the one before.", file=sys.stderr)
+            continue
+        if owner is not None and metadata["run"] != owner:
+            raise InputError(
+                f"{found[step]} belongs to another run (other settings, or another start); delete it, or put back the "
+                "checkpoints of this one."
+            )
+        return step, tensors, float(metadata["seconds"])
+    if found:
         print(f"No checkpoint in {run} is whole; starting from the first step.", file=sys.stderr)
     return None
+
+
+def _checkpoint_hash(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Of all that the file holds, but for the hash."""
+    told = sorted((key, value) for key, value in metadata.items() if key != "hash")
+    return hashlib.blake2b(json.dumps([told, tensors_hash(tensors)]).encode(), digest_size=16).hexdigest()
 
 
 def read_run(directory: Path) -> dict[str, Any]:
