@@ -17,6 +17,7 @@ from mt3.corruptions.write import write_corrupted
 from mt3.data import Dataset, load_digits, open_corrupted
 from mt3.errors import InputError
 from mt3.evaluate import TestImages, _bounds, evaluate, make_protocol
+from mt3.files import own_directory
 from mt3.measure import unpack_correct
 
 NAMES = ["gaussian_noise", "contrast"]
@@ -179,6 +180,65 @@ def test_interrupted_evaluation_resumes(tmp_path, digits, monkeypatch):
     assert not (tmp_path / "cut.json.partial").exists()
     evaluate(*arguments, out, limit=60, views=1)
     assert len(calls) == 7  # finished: no work
+
+
+def test_a_second_evaluation_is_refused_before_it_changes_anything(tmp_path, digits):
+    out = tmp_path / "deep" / "r.json"
+    words = (make_model(), TestImages(digits), ["contrast"], [5], out)
+    with own_directory(tmp_path / "deep" / "r.json.partial"):
+        with pytest.raises(InputError, match=r"Another process is writing to .*r\.json\.partial; wait until it ends"):
+            evaluate(*words, limit=2, views=1)
+        assert [path.name for path in (tmp_path / "deep").iterdir()] == ["r.json.partial"]
+        evaluate(*words[:-1], tmp_path / "deep" / "other.json", limit=2, views=1)
+    result = evaluate(*words, limit=2, views=1)
+    with own_directory(tmp_path / "deep" / "r.json.partial"):
+        assert evaluate(*words, limit=2, views=1) == result  # it is finished, so that nothing is written
+    for name in ("nowhere", "deep"):
+        with pytest.raises(InputError, match="at least 2 images"):
+            evaluate(*words[:-1], tmp_path / name / "x.json", limit=1, controls=True)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "deep", "other.json", "other.npz", "r.json", "r.npz",
+    ]  # fmt: skip
+
+
+def test_one_that_another_process_has_just_finished_is_not_evaluated_again(tmp_path, digits, monkeypatch):
+    import mt3.evaluate as module
+
+    words = (make_model(), TestImages(digits), ["contrast"], [5], tmp_path / "r.json")
+    result = evaluate(*words, limit=2, views=1)
+    shares = iter([0.5, 1.0])
+    monkeypatch.setattr(module, "share_done", lambda *_: next(shares))
+    monkeypatch.setattr(module, "_predict_piece", None)
+    assert evaluate(*words, limit=2, views=1) == result
+    assert not (tmp_path / "r.json.partial").exists()
+
+
+def test_leftovers_of_a_kill_are_removed_and_pieces_of_no_protocol_not_used(tmp_path, digits):
+    words = (make_model(), TestImages(digits), ["contrast"], [5])
+    pieces = tmp_path / "r.json.partial"
+    pieces.mkdir()
+    np.savez(pieces / "000000-contrast-5.npz", before=np.full((2, 10), 0.1, np.float32))
+    for name in (".r.json.abcd_123.tmp", ".r.npz.abcd_123.tmp", ".other.json.abcd_123.tmp"):
+        (tmp_path / name).touch()
+    for name in (".protocol.json.abcd_123.tmp", ".000000-clean-0.npz.abcd_123.tmp"):
+        (pieces / name).touch()
+    got = evaluate(*words, tmp_path / "r.json", limit=2, views=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.json.abcd_123.tmp", "r.json", "r.npz"]
+    assert got == evaluate(*words, tmp_path / "s.json", limit=2, views=1)
+
+
+def test_older_results_are_those_of_finished_runs(tmp_path, digits):
+    words = (make_model(), TestImages(digits), ["contrast"], [5], tmp_path / "r.json")
+    result = evaluate(*words, limit=2, views=1)
+    finished = {"trained_steps": 5, "total_steps": 5}
+    assert evaluate(*words, limit=2, views=1, about=finished) == result
+    for other in (finished | {"trained_steps": 4}, {"total_steps": 5}):
+        with pytest.raises(InputError, match="another protocol"):
+            evaluate(*words, limit=2, views=1, about=other)
+    words = (*words[:-1], tmp_path / "unfinished.json")
+    evaluate(*words, limit=2, views=1, about=finished | {"trained_steps": 4})
+    with pytest.raises(InputError, match=r"another protocol \(trained_steps differ\)"):
+        evaluate(*words, limit=2, views=1, about=finished)
 
 
 def test_other_protocols_are_not_mixed(tmp_path, digits):

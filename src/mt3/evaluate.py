@@ -27,7 +27,7 @@ from mt3.checkpoint import tensors_hash
 from mt3.data import CorruptedSet, Dataset
 from mt3.data.dataset import check_labels
 from mt3.errors import InputError, name_list
-from mt3.files import atomic_path, read_json, write_json
+from mt3.files import atomic_path, own_directory, read_json, remove_leftovers, write_json
 from mt3.measure import fixed_and_broken, gains, is_correct, measure, pack_correct
 from mt3.model import MT3Model, as_float
 from mt3.progress import Progress
@@ -178,7 +178,7 @@ def evaluate(
     """Evaluate the model before and after adapting; write `out` (JSON) and the probabilities beside it (NPZ).
 
     What was evaluated before an interruption, under the same protocol, is not evaluated again. `unadapted` leaves out
-    adapting and the average over views.
+    adapting and the average over views. One process at a time writes `out`.
     """
     if out.suffix != ".json":
         raise InputError(f"Expected a name ending in .json for the results, got {out}; the NPZ goes beside it.")
@@ -196,27 +196,15 @@ def evaluate(
     sources = [(name, severity) for severity in severities for name in names]
     protocol = make_protocol(model, images, sources, limit, adapter, controls, seed, views, about or {}, average)
     pieces = _pieces_of(out)
-    if share_done(out, protocol) == 1:
-        shutil.rmtree(pieces, ignore_errors=True)  # of a process killed after its last file
-        return read_json(out)
-    _open_pieces(pieces, protocol)
-    everything = ([CLEAN] if images.dataset is not None else []) + sources
-    bounds = list(_bounds(protocol["images"]))
-    todo = [(source, start, stop) for start, stop in bounds for source in everything]
-    missing = [piece for piece in todo if not _is_whole(_piece_path(pieces, *piece[:2]), piece, model.num_classes)]
-    job = _Job(model, adapter, images, sources, controls, seed, views, protocol.get("average", 0), pieces)
-    done = sum(stop - start for _, start, stop in todo) - sum(stop - start for _, start, stop in missing)
-    with Progress("evaluate", protocol["images"] * len(everything), "images", done) as progress:
-        for piece in missing:
-            progress.advance(_evaluate_piece(job, piece))
-    rows = _collect(pieces, everything, bounds, controls, sources)
-    labels = images.labels[: protocol["images"]]
-    result = summarise(protocol, rows, labels)
-    arrays = {f"{name}-{severity}/{row}": p for (name, severity), r in rows.items() for row, p in r.items()}
-    _write_npz(out.with_suffix(".npz"), arrays | {"labels": labels})
-    write_json(out, result)
-    shutil.rmtree(pieces)
-    return result
+    if share_done(out, protocol) < 1:
+        with own_directory(pieces):
+            if share_done(out, protocol) < 1:  # else another process has finished it just now
+                job = _Job(model, adapter, images, sources, controls, seed, views, protocol.get("average", 0), pieces)
+                _remove_leftovers(out)
+                _open_pieces(pieces, protocol)
+                _evaluate_missing(job, protocol, out)
+    shutil.rmtree(pieces, ignore_errors=True)  # also those of a process killed after its last file
+    return read_json(out)
 
 
 def share_done(out: Path, protocol: dict[str, Any]) -> float:
@@ -274,6 +262,25 @@ def _probabilities(logits: Tensor) -> NDArray[np.float32]:
     if not np.isfinite(p).all():
         raise InputError("The model's answer is not finite; lower --lr, or train it again.")
     return p
+
+
+def _evaluate_missing(job: _Job, protocol: dict[str, Any], out: Path) -> None:
+    """Evaluate the pieces that are not there, and write what all of them say."""
+    everything = ([CLEAN] if job.images.dataset is not None else []) + job.sources
+    bounds = list(_bounds(protocol["images"]))
+    todo = [(source, start, stop) for start, stop in bounds for source in everything]
+    classes = job.model.num_classes
+    missing = [piece for piece in todo if not _is_whole(_piece_path(job.pieces, *piece[:2]), piece, classes)]
+    done = sum(stop - start for _, start, stop in todo) - sum(stop - start for _, start, stop in missing)
+    with Progress("evaluate", protocol["images"] * len(everything), "images", done) as progress:
+        for piece in missing:
+            progress.advance(_evaluate_piece(job, piece))
+    rows = _collect(job.pieces, everything, bounds, job.controls, job.sources)
+    labels = job.images.labels[: protocol["images"]]
+    result = summarise(protocol, rows, labels)
+    arrays = {f"{name}-{severity}/{row}": p for (name, severity), r in rows.items() for row, p in r.items()}
+    _write_npz(out.with_suffix(".npz"), arrays | {"labels": labels})
+    write_json(out, result)
 
 
 def _evaluate_piece(job: _Job, piece: Piece) -> int:
@@ -356,12 +363,21 @@ def summarise(protocol: dict[str, Any], rows: dict[Source, Results], labels: NDA
     return result
 
 
+def _remove_leftovers(out: Path) -> None:
+    """Delete what an evaluation that was killed had not yet renamed; nobody else may be writing `out`."""
+    remove_leftovers(out)
+    remove_leftovers(out.with_suffix(".npz"))
+    for path in _pieces_of(out).glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def _open_pieces(directory: Path, protocol: dict[str, Any]) -> None:
     path = directory / "protocol.json"
     if path.exists():
-        _require_same(read_json(path), protocol, directory)
-    else:
-        write_json(path, protocol)
+        return  # it is the same, or `share_done` would have refused it
+    for piece in directory.glob("*.npz"):  # nobody knows under which protocol
+        piece.unlink()
+    write_json(path, protocol)
 
 
 def _require_same(old: Any, new: dict[str, Any], where: Path) -> None:
@@ -369,6 +385,8 @@ def _require_same(old: Any, new: dict[str, Any], where: Path) -> None:
         raise InputError(f"{where} does not hold an evaluation; choose another --out, or delete it.")
     if old.get("adapts"):
         old = ADDED | old
+    if new.get("trained_steps") == new.get("total_steps"):  # older files lack both, which means finished
+        old = {key: new[key] for key in ("trained_steps", "total_steps") if key in new} | old
     changed = [k for k in old.keys() | new.keys() if k not in DERIVED and old.get(k) != new.get(k)]
     if changed:
         raise InputError(

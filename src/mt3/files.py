@@ -76,15 +76,34 @@ def only_writer(directory: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not directory.exists():  # who had the lock has just removed it
+                raise BlockingIOError
         except BlockingIOError:
             raise InputError(
-                f"Another process is writing to {directory}; wait until it ends, or choose another directory."
+                f"Another process is writing to {directory}; wait until it ends, or choose another --out."
             ) from None
         except OSError:
             pass  # a file system without locks
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def own_directory(directory: Path) -> Iterator[None]:
+    """Be the only writer of `directory` for the block, which makes it first; what was made in vain is removed again."""
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"Cannot write {directory}: {error.strerror}; choose another --out.") from error
+    with only_writer(directory):
+        try:
+            yield
+        finally:
+            for folder in made:
+                with suppress(OSError):  # something is in it
+                    folder.rmdir()
 
 
 def _umask() -> int:

@@ -19,9 +19,9 @@ import torch
 
 from mt3.checkpoint import load
 from mt3.config import Config, warm_config
-from mt3.errors import InputError, name_list
+from mt3.errors import name_list
 from mt3.evaluate import evaluate
-from mt3.files import RUN_FILE, only_writer
+from mt3.files import RUN_FILE, own_directory
 from mt3.plan import (
     Part,
     Study,
@@ -38,7 +38,7 @@ from mt3.plan import (
 from mt3.progress import duration
 from mt3.published import published_table
 from mt3.report import write_report
-from mt3.runs import WARM, copy_start, steps_done
+from mt3.runs import copy_start, steps_done
 from mt3.train import train
 from mt3.workers import run_apart
 
@@ -67,11 +67,7 @@ def reproduce(study: Study, dry_run: bool = False) -> None:
     if dry_run:
         print(plan_text(study, make_parts(study, trainings)))
         return
-    try:
-        study.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"Cannot write {study.out}: {error.strerror}; choose another --out.") from error
-    with only_writer(study.out):
+    with own_directory(study.out):
         _remove_leftovers(study.out)
         parts = make_parts(study, trainings)
         print(plan_text(study, parts), flush=True)
@@ -157,6 +153,9 @@ def _evaluate(study: Study, test: Test) -> None:
 
 
 def _remove_leftovers(out: Path) -> None:
-    """Delete what a killed process had not yet renamed; nobody else is writing here."""
-    for path in [*out.rglob(".*.tmp"), *out.rglob(".model-*"), *out.rglob(f".{WARM}")]:
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    """Delete what a kill left where nothing is done again; trainings and evaluations remove their own."""
+    for path in (out / "report").glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+    for pieces in out.rglob("*.json.partial"):
+        if pieces.with_suffix("").exists():
+            shutil.rmtree(pieces, ignore_errors=True)
