@@ -103,6 +103,79 @@ def test_resume_and_init_from_the_command_line(capsys, runs, tmp_path):
     assert all(torch.equal(warm[n], joint[n]) for n in warm)
 
 
+def test_a_limited_training_goes_on_as_if_there_had_been_no_limit(capsys, tmp_path, picture):
+    """MT3 of the demo begins from a supervised training, of 2200 steps."""
+
+    def words(name: str, steps: int) -> list[str]:
+        begin = ["train", "--method", "mt3", "--data", "digits", "--preset", "demo", "--out", str(tmp_path / name)]
+        return [*begin, "--max-steps", str(steps), "--width", "4", "--log-every", "1", "--threads", "1"]
+
+    code, out, _ = run(capsys, *words("cut", 10))
+    assert code == 0
+    assert out.splitlines() == [
+        f"{tmp_path / 'cut'}: mt3 on digits, its start is not finished",
+        "stopped after 10 of 2394 steps; --resume goes on",
+    ]
+    for command in (["evaluate", tmp_path / "cut"], ["predict", tmp_path / "cut", picture]):
+        code, out, err = run(capsys, *command)
+        assert (code, out) == (2, "")
+        missing = "config.json, model.safetensors: the run is not finished, continue it with --resume"
+        assert err == f"mt3: {tmp_path / 'cut'} has no {missing}.\n"
+    code, out, _ = run(capsys, *words("cut", 20), "--resume")
+    assert (code, out.splitlines()[-1]) == (0, "stopped after 20 of 2394 steps; --resume goes on")
+    assert run(capsys, *words("whole", 20))[0] == 0
+    states = [mt3.load(tmp_path / name / "warm").state_dict() for name in ("cut", "whole")]
+    assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
+    logs = [(tmp_path / name / "warm" / "metrics.jsonl").read_text() for name in ("cut", "whole")]
+    assert logs[0] == logs[1]
+    assert len(logs[0].splitlines()) == 20
+
+
+def test_results_say_how_far_their_run_was_trained(capsys, runs, tmp_path):
+    def evaluate(model: Path, name: str) -> tuple[dict[str, Any], str]:
+        words = ["--data", "digits", "--limit", "2", "--corruptions", "none", "--out", tmp_path / f"{name}.json"]
+        code, text, _ = run(capsys, "evaluate", model, *words)
+        assert code == 0
+        protocol = json.loads((tmp_path / f"{name}.json").read_text())["protocol"]
+        return {key: protocol[key] for key in ("trained_steps", "total_steps") if key in protocol}, text
+
+    told, text = evaluate(runs / "mt3", "limited")
+    total = 200 * (1297 // 8)
+    assert told == {"trained_steps": 3, "total_steps": total}
+    sentence = f"{runs / 'mt3'} is not finished: this is after 3 of {total} steps; train it with --resume"
+    assert text.splitlines()[-2] == sentence
+    words = ["train", "--method", "baseline", "--out", tmp_path / "done", "--threads", "1", *SMALL]  # of the demo
+    assert run(capsys, *words, "--epochs", "0.05", "--warm-epochs", "0.1")[0] == 0
+    told, text = evaluate(tmp_path / "done", "finished")
+    assert told == {"trained_steps": 6, "total_steps": 6}  # 4 of its start, then 2
+    assert "not finished" not in text
+    mt3.load(runs / "mt3").save_pretrained(tmp_path / "model")
+    told, text = evaluate(tmp_path / "model", "model")
+    assert told == {}
+    assert "not finished" not in text
+
+
+def test_a_model_of_unknown_steps_is_not_evaluated(capsys, runs, tmp_path):
+    """Of a run that was killed between its model and its run.json, or whose run.json is damaged."""
+    shutil.copytree(runs / "mt3", tmp_path / "run")
+    told = json.loads((tmp_path / "run" / "run.json").read_text())
+    words = ["evaluate", tmp_path / "run", "--limit", "2", "--corruptions", "none"]
+    for changed, sentence in (
+        ({"step": None, "chain": None}, "is damaged: expected step to be a number up to total_steps"),
+        ({"chain": {"step": 7, "total_steps": 5}}, "is damaged: expected step to be a number up to total_steps, got 7"),
+        ({"chain": {"step": "3", "total_steps": 5}}, "is damaged"),
+    ):
+        (tmp_path / "run" / "run.json").write_text(json.dumps(told | changed))
+        code, _, err = run(capsys, *words)
+        assert (code, err.count("\n")) == (2, 1)
+        assert sentence in err
+    begun = {key: told[key] for key in ("config", "init", "data_dir")}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(begun))
+    code, _, err = run(capsys, *words)
+    assert (code, err) == (2, f"mt3: The run in {tmp_path / 'run'} is not finished; continue it with --resume.\n")
+    assert not list((tmp_path / "run").glob("evaluation*"))
+
+
 @pytest.mark.parametrize("method", ["baseline", "mt3"])
 def test_predict_averages_and_shuts_the_gate(capsys, runs, picture, method):
     model = mt3.load(runs / method)
@@ -511,6 +584,28 @@ def test_an_interrupted_evaluation_resumes(capsys, runs, tmp_path):
     assert cut["average"] == pytest.approx(whole["average"])
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_an_evaluation_as_ctrl_c_does(runs, tmp_path, number, code):
+    words = ["evaluate", runs / "mt3", "--corruptions", "fog", "--limit", "500", "--out", tmp_path / "r.json"]
+    command = [sys.executable, "-m", "mt3", *map(str, words), "--threads", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    pieces = tmp_path / "r.json.partial"
+    deadline = time.monotonic() + 60
+    while not list(pieces.glob("0*.npz")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    process.send_signal(number)  # as `timeout` does
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert err.splitlines()[-1] == "mt3: interrupted; the same command goes on where it stopped"
+    assert "Traceback" not in err
+    left = {path.name for path in pieces.iterdir()}
+    assert "protocol.json" in left
+    assert not any(name.startswith(".") for name in left)
+
+
 def test_killed_training_ends_with_the_same_bits(capsys, runs, tmp_path):
     """A real SIGKILL at no particular moment, then --resume."""
     words = [*train_words("baseline", tmp_path / "cut", 200), "--checkpoint-every", "20"]
@@ -542,9 +637,7 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
     assert ("above the plain one" in out) == (summary["after_minus_plain"]["low"] > 0)
     assert ("NOT SHOWN" in out) == (summary["after_minus_unrelated"]["low"] <= 0)
     assert f"{summary['average']['after']:.1f} |" in out
-    assert out.startswith(
-        "NOT FINISHED: mt3 has 4 of 2,394 steps and plain has 4 of 4,000 steps, so that these numbers"
-    )
+    assert out.startswith("SHORTENED to 2 steps a training: these numbers say nothing about the demo's own.")
     clean = [results[name]["clean"][row]["accuracy"] for name, row in (("plain", "before"), ("mt3", "before"))]
     assert f"| clean             | {clean[0]:11.1f} | {clean[1]:10.1f} |               - |               - |" in out
     assert [entry["name"] for entry in results["mt3"]["corruptions"]] == [n for n in PAPER if n != "frost"]
@@ -559,7 +652,7 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
     averages = next(line for line in out.splitlines() if line.startswith("| average  "))
     shown = [float(cell.strip(" *")) for cell in averages.strip("|").split("|")[1:]]
     epochs = next(line for line in out.splitlines() if line.startswith("| epochs  "))  # of both runs
-    assert [cell.strip() for cell in epochs.strip("|").split("|")[1:3]] == ["part of 55 + 45", "part of 55 + 2.4"]
+    assert [cell.strip() for cell in epochs.strip("|").split("|")[1:3]] == ["0.05 + 0.05", "0.05 + 0.0246914"]
     assert "Unlike the paper's, trained with B here: Baseline (ours)." in out
     assert shown == pytest.approx([summary["average"][row] for row in ("plain", "before", "after")], abs=0.05)
 

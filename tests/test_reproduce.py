@@ -119,8 +119,12 @@ def test_a_start_may_have_a_start_which_others_share(capsys, tmp_path):
     assert contents(meta / "warm" / "warm") == supervised  # a copy, with its seconds
     began = json.loads((meta / "warm" / "run.json").read_text())
     assert (began["config"]["method"], began["config"]["schedule"]) == ("jt", "cosine")
-    assert Path(began["init"]).name == "warm"
-    assert json.loads((meta / "run.json").read_text())["init"] == str(meta / "warm")
+    run_file = json.loads((meta / "run.json").read_text())
+    assert began["init"] == run_file["init"] == "warm"
+    protocol = json.loads((meta / "evaluation.json").read_text())["protocol"]
+    assert protocol["trained_steps"] == protocol["total_steps"] == run_file["chain"]["total_steps"]
+    starts = [json.loads((meta / name / "run.json").read_text())["step"] for name in ("warm/warm", "warm")]
+    assert run_file["chain"]["step"] == sum(starts) + run_file["step"]
     code, out, _ = run(capsys, *begin, "--seeds", "1", *fields, *TESTED, "--threads", "1")
     assert code == 0
     assert "4 of 4 parts are done." in out

@@ -2,6 +2,12 @@
 
 import json
 import math
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,18 +15,23 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch.func import functional_call
 
 import mt3
 import reference
 from mt3.adapt import inner_loop
 from mt3.checkpoint import load, load_checkpoint, read_run, save_checkpoint, tensors_hash
+from mt3.cli import main
 from mt3.config import Config, make_config
 from mt3.data import Dataset, load_digits
 from mt3.errors import InputError
+from mt3.files import only_writer
 from mt3.losses import draw_step_task, draw_task, joint_loss, meta_loss
 from mt3.method import METHODS
 from mt3.state import State, make_state, warm_start
+from mt3.stopping import GRACE, Stopped, stop_on_signals
 from mt3.train import apply_gradient, ema_momentum, gradient_of_step, lr_factor, train
 
 SMALL = {"depth": 8, "width": 4, "groups": 2, "hidden": 8, "projection": 6, "log_every": 1, "epochs": 50}
@@ -42,6 +53,10 @@ def weights(run: Path) -> str:
 
 def metrics(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def test_joint_loss_by_hand(digits):
@@ -284,21 +299,139 @@ def test_killed_run_is_bit_identical_after_resuming(tmp_path, digits, monkeypatc
     assert whole == cut
 
 
-def test_interrupt_keeps_the_steps_done(tmp_path, digits, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("place", ["gradient_of_step", "apply_gradient"])
+def test_a_signal_lets_the_step_be_finished_and_saved(tmp_path, digits, monkeypatch, number, place):
     config = small_config(checkpoint_every=100)
-    original = gradient_of_step
+    train(config, digits, tmp_path / "whole", max_steps=6)
+    original = {"gradient_of_step": gradient_of_step, "apply_gradient": apply_gradient}[place]
+    calls = []
 
-    def interrupted(state, images, labels, config, step, *rest):
-        if step == 3:
-            raise KeyboardInterrupt
-        return original(state, images, labels, config, step, *rest)
+    def interrupted(*words):
+        calls.append(words)
+        if len(calls) == 4:
+            signal.raise_signal(number)
+            signal.raise_signal(number)  # as `timeout` does, which sends it to the process and to its group
+        return original(*words)
 
-    monkeypatch.setattr("mt3.train.gradient_of_step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, digits, tmp_path, max_steps=9)
-    found = load_checkpoint(tmp_path)
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"mt3.train.{place}", interrupted)
+        with stop_on_signals(), pytest.raises(Stopped, match="stopped after 4 of 8100 steps") as stopped:
+            train(config, digits, tmp_path / "cut", max_steps=9)
+    assert stopped.value.number == number
+    assert signal.getsignal(number) is before
+    run = read_run(tmp_path / "cut")
+    assert (run["step"], run["total_steps"]) == (4, 8100)
+    found = load_checkpoint(tmp_path / "cut")
     assert found is not None
-    assert found[0] == 3
+    assert found[0] == 4
+    train(config, digits, tmp_path / "cut", max_steps=6, resume=True)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+
+
+def test_a_second_interrupt_is_handled_by_the_program_that_trains(tmp_path, digits, monkeypatch):
+    """A notebook, say, which does not end with it; what is saved stays."""
+    config = small_config(checkpoint_every=2)
+    train(config, digits, tmp_path / "whole", max_steps=5)
+
+    def interrupted(state, config, step, *rest):
+        report = apply_gradient(state, config, step, *rest)
+        if step == 3:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return report
+
+    monkeypatch.setattr("mt3.stopping.GRACE", -1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("mt3.train.apply_gradient", interrupted)
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            train(config, digits, tmp_path / "cut", max_steps=5)
+    assert not isinstance(stopped.value, Stopped)
+    found = load_checkpoint(tmp_path / "cut")
+    assert found is not None
+    assert found[0] == 2  # not the state that was half way to the next step
+    train(config, digits, tmp_path / "cut", max_steps=5, resume=True)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+def test_an_ignored_signal_stays_ignored(tmp_path, digits):
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals() as stop:
+            train(small_config(), digits, tmp_path, max_steps=1)
+            signal.raise_signal(signal.SIGHUP)
+        assert stop.number is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+SLEEPER = """
+import sys, time
+from pathlib import Path
+import mt3.train
+from mt3.cli import main
+asleep, go = Path(sys.argv[1]), Path(sys.argv[2])
+original = mt3.train.gradient_of_step
+def wait(*words):
+    asleep.touch()
+    while not go.exists():
+        time.sleep(0.05)
+    return original(*words)
+mt3.train.gradient_of_step = wait
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@pytest.fixture
+def start_sleeper(tmp_path) -> Iterator[Callable[..., subprocess.Popen]]:
+    """Start a training that waits in its first step until there is a file `go`."""
+    started = []
+
+    def start(*words: str) -> subprocess.Popen:
+        command = [sys.executable, "-c", SLEEPER, str(tmp_path / "asleep"), str(tmp_path / "go"), *words]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "asleep").exists():
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.01)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def sleeper_words(out: Path) -> list[str]:
+    words = ["train", "--method", "baseline", "--preset", "demo", "--max-steps", "4", "--out", str(out)]
+    return [*words, "--width", "4", "--threads", "1"]
+
+
+def test_a_second_signal_ends_at_once(tmp_path, start_sleeper):
+    process = start_sleeper(*sleeper_words(tmp_path / "run"))
+    process.terminate()
+    time.sleep(GRACE + 0.5)
+    assert process.poll() is None  # it waits for the step
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_training_says_how_to_go_on_after_a_signal(tmp_path, start_sleeper, number, code):
+    process = start_sleeper(*sleeper_words(tmp_path / "run"))
+    process.send_signal(number)
+    (tmp_path / "go").touch()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert err.splitlines()[-2:] == ["stopped after 1 of 4000 steps; --resume goes on", "mt3: interrupted"]
+    assert [line["step"] for line in metrics(tmp_path / "run" / "warm")] == []  # logged every five
+    assert read_run(tmp_path / "run")["chain"] == {"step": 1, "total_steps": 4000}
 
 
 @pytest.mark.parametrize("damage", ["half", "flip", "empty"])
@@ -317,6 +450,79 @@ def test_damaged_checkpoint_is_refused_and_the_previous_used(tmp_path, digits, c
     assert "step-00000004.safetensors is damaged" in capsys.readouterr().err
     train(config, digits, tmp_path / "cut", max_steps=6, resume=True)
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+def edit_metadata(path: Path, **changed: str) -> None:
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, metadata | changed)
+
+
+@pytest.mark.parametrize("changed", [{"step": "3"}, {"seconds": "1.000"}, {"run": "0" * 32}, {"more": "1"}])
+def test_all_of_a_checkpoint_is_under_its_hash(tmp_path, digits, capsys, changed):
+    config = small_config(checkpoint_every=1)
+    train(config, digits, tmp_path / "cut", max_steps=2)
+    newest = tmp_path / "cut" / "checkpoints" / "step-00000002.safetensors"
+    edit_metadata(newest, **changed)
+    found = load_checkpoint(tmp_path / "cut")
+    assert found is not None
+    assert found[0] == 1
+    assert f"{newest} is damaged (its contents do not match their hash)" in capsys.readouterr().err
+    train(config, digits, tmp_path / "cut", max_steps=4, resume=True)
+    train(config, digits, tmp_path / "whole", max_steps=4)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+    newest = tmp_path / "cut" / "checkpoints" / "step-00000004.safetensors"
+    newest.rename(newest.with_name("step-00000009.safetensors"))
+    found = load_checkpoint(tmp_path / "cut")
+    assert found is not None
+    assert found[0] == 3
+    assert "is damaged (its name says step 9, its contents step 4)" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, digits):
+    config, name = small_config(), "checkpoints/step-00000002.safetensors"
+    train(config, digits, tmp_path / "a", max_steps=1)
+    others = {
+        "seed": small_config(seed=1),
+        "lr": small_config(lr=0.02),
+        "start": config,
+        "bookkeeping": small_config(log_every=2),
+    }
+    for label, other in others.items():
+        init = tmp_path / "a" if label == "start" else None
+        train(other, digits, tmp_path / label, max_steps=2, init=init)
+        shutil.copy(tmp_path / label / name, tmp_path / "a" / name)
+        if label == "bookkeeping":  # the same training
+            train(config, digits, tmp_path / "a", max_steps=2, resume=True)
+            assert weights(tmp_path / "a") == weights(tmp_path / label)
+            continue
+        before = contents(tmp_path / "a")
+        with pytest.raises(InputError, match=r"step-00000002\.safetensors belongs to another run .*delete it"):
+            train(config, digits, tmp_path / "a", max_steps=3, resume=True)
+        assert contents(tmp_path / "a") == before
+    shutil.move(tmp_path / "start", tmp_path / "moved")  # where a run lies is no matter
+    assert train(config, digits, tmp_path / "moved", max_steps=3, resume=True) is not None
+
+
+@pytest.mark.parametrize("name", ["step-abc", "step-10", "step-", "step-+0000010", "step-0000001\u0660"])
+def test_a_strange_name_among_the_checkpoints_is_said(tmp_path, digits, name):
+    config = small_config(checkpoint_every=1)
+    train(config, digits, tmp_path, max_steps=2)
+    (tmp_path / "checkpoints" / f"{name}.safetensors").touch()
+    with pytest.raises(InputError, match=r"is not named as a checkpoint is \(step-00000010\.safetensors\); move it"):
+        train(config, digits, tmp_path, max_steps=3, resume=True)
+
+
+def test_damaged_checkpoints_do_not_push_out_new_ones(tmp_path, capsys):
+    (tmp_path / "checkpoints").mkdir()
+    for step in (50, 60):
+        (tmp_path / "checkpoints" / f"step-{step:08d}.safetensors").write_bytes(b"damaged")
+    save_checkpoint(tmp_path, 10, {"a": torch.tensor([10])}, 0.5)
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    assert found[0] == 10
+    assert capsys.readouterr().err == ""
 
 
 def test_only_the_newest_two_checkpoints_are_kept(tmp_path):
@@ -408,28 +614,6 @@ def test_damaged_run_file_is_refused(tmp_path, digits, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(InputError, match=r"run\.json"):
         train(small_config(), digits, tmp_path, max_steps=2, resume=True)
-
-
-def test_interrupt_within_an_update_keeps_the_checkpoint_before(tmp_path, digits, monkeypatch):
-    """The weights have moved but the step is not counted: saving that would break the promise of equal bits."""
-    config = small_config(checkpoint_every=2)
-    train(config, digits, tmp_path / "whole", max_steps=5)
-
-    def interrupted(state, config, step, *rest):
-        report = apply_gradient(state, config, step, *rest)
-        if step == 3:
-            raise KeyboardInterrupt
-        return report
-
-    with monkeypatch.context() as patch:
-        patch.setattr("mt3.train.apply_gradient", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, digits, tmp_path / "cut", max_steps=5)
-    found = load_checkpoint(tmp_path / "cut")
-    assert found is not None
-    assert found[0] == 2
-    train(config, digits, tmp_path / "cut", max_steps=5, resume=True)
-    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
 def test_full_disk_is_one_sentence(tmp_path, digits, monkeypatch):
@@ -600,3 +784,172 @@ def test_a_warm_start_comes_first_and_gives_the_weights(tmp_path, digits):
         small_config(warm_method="jt")
     with pytest.raises(InputError, match="already holds a run"):
         train(config, digits, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def few(digits) -> Dataset:
+    return replace(digits, train_images=digits.train_images[:128], train_labels=digits.train_labels[:128])
+
+
+def chain_config() -> Config:
+    """Of the preset cpu: MT3 begins from JT, which begins from a supervised training: 10, 3 and 4 steps here."""
+    fields = {name: SMALL[name] for name in ("depth", "width", "groups", "hidden", "projection", "log_every")}
+    return make_config("mt3", "digits", "cpu", 0, fields | {"tasks": 2, "task_size": 4, "epochs": 0.25})
+
+
+@pytest.fixture(scope="module")
+def whole_chain(few, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("chain") / "whole"
+    assert train(chain_config(), few, out) is not None
+    return out
+
+
+def test_the_steps_of_a_chain_are_counted(whole_chain):
+    told = {name: read_run(whole_chain / name) for name in (".", "warm", "warm/warm")}
+    assert [(run["step"], run["total_steps"]) for run in told.values()] == [(4, 4), (3, 3), (10, 10)]
+    assert [run["chain"]["step"] for run in told.values()] == [17, 13, 10]
+    assert [run["chain"]["total_steps"] for run in told.values()] == [17, 13, 10]
+    assert [run["init"] for run in told.values()] == ["warm", "warm", None]
+
+
+@pytest.mark.parametrize("limits", [(0, 4, 8), (10,), (12, 14), (13, 16), (16, 2)])
+def test_a_limit_never_changes_what_is_computed(tmp_path, few, whole_chain, limits):
+    """It counts from the first step of the first training on, each of which is finished before the next begins."""
+    out, reached = tmp_path / "cut", 0
+    for limit in limits:
+        model = train(chain_config(), few, out, max_steps=limit, resume=reached > 0)
+        reached = max(reached, limit)
+        run = read_run(out)
+        assert run["chain"] == {"step": reached, "total_steps": 17}
+        assert run["step"] == max(0, reached - 13)
+        if reached < 13:
+            assert model is None
+            assert not (out / "checkpoints").exists()
+            with pytest.raises(InputError, match="the run is not finished, continue it with --resume"):
+                load(out)
+        else:
+            assert tensors_hash(model.state_dict()) == weights(out)
+        assert (out / "warm" / "checkpoints").exists() == (reached > 10)
+        if reached == 0:
+            shutil.rmtree(out)
+    train(chain_config(), few, out, resume=True)
+    for folder in (".", "warm", "warm/warm"):
+        assert weights(out / folder) == weights(whole_chain / folder)
+        assert metrics(out / folder) == metrics(whole_chain / folder)
+        assert read_run(out / folder)["chain"] == read_run(whole_chain / folder)["chain"]
+
+
+def test_a_signal_within_a_start_is_resumed(tmp_path, few, whole_chain, monkeypatch):
+    def interrupted(state, images, labels, config, step, *rest):
+        if config.method == "jt" and step == 2:  # its last
+            signal.raise_signal(signal.SIGTERM)
+        return gradient_of_step(state, images, labels, config, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mt3.train.gradient_of_step", interrupted)
+        with stop_on_signals(), pytest.raises(Stopped, match="stopped after 13 of 17 steps"):
+            train(chain_config(), few, tmp_path / "cut")
+    assert not (tmp_path / "cut" / "model.safetensors").exists()
+    train(chain_config(), few, tmp_path / "cut", resume=True)
+    assert weights(tmp_path / "cut") == weights(whole_chain)
+
+
+def test_a_start_that_is_no_longer_needed_is_not_trained_again(tmp_path, few, whole_chain):
+    train(chain_config(), few, tmp_path, max_steps=15)
+    shutil.rmtree(tmp_path / "warm")
+    train(chain_config(), few, tmp_path, resume=True)
+    assert not (tmp_path / "warm").exists()
+    assert weights(tmp_path) == weights(whole_chain)
+    assert read_run(tmp_path)["chain"] == {"step": 17, "total_steps": 17}
+
+
+def test_a_run_from_a_given_model_is_resumed_from_it(tmp_path, few, whole_chain, monkeypatch):
+    """Whatever its settings would have come first, and wherever one stands; even if that model lies in a `warm`."""
+    config = chain_config()
+    monkeypatch.chdir(whole_chain)
+    train(config, few, tmp_path / "cut", max_steps=0, init=Path("warm"))
+    monkeypatch.chdir(tmp_path)
+    train(config, few, tmp_path / "cut", resume=True)
+    assert not (tmp_path / "cut" / "warm").exists()
+    assert weights(tmp_path / "cut") == weights(whole_chain)  # it is the same start
+    assert read_run(tmp_path / "cut")["chain"] == {"step": 4, "total_steps": 4}
+    with pytest.raises(InputError, match=r"was started from .*warm, not from .*; drop --init"):
+        train(config, few, tmp_path / "cut", resume=True, init=whole_chain)
+
+
+def test_what_cannot_be_trained_is_refused_before_its_start_is(tmp_path, few):
+    config = replace(chain_config(), head="linear")
+    with pytest.raises(InputError, match="head"):
+        train(config, few, tmp_path / "deep" / "run")
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_model_is_of_the_step_that_its_run_file_says(tmp_path, digits, monkeypatch):
+    """While it is trained on, and after a kill."""
+    train(small_config(checkpoint_every=1), digits, tmp_path, max_steps=2)
+    before, told = weights(tmp_path), []
+
+    def dying(state, images, labels, config, step, *rest):
+        told.append(read_run(tmp_path))
+        if step == 4:
+            raise Killed
+        return gradient_of_step(state, images, labels, config, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mt3.train.gradient_of_step", dying)
+        with pytest.raises(Killed):
+            train(small_config(checkpoint_every=1), digits, tmp_path, resume=True)
+    assert [run["step"] for run in told] == [2, 2, 2]
+    assert read_run(tmp_path)["step"] == 2
+    assert weights(tmp_path) == before
+
+
+@pytest.mark.parametrize("locked", [".", "warm", "warm/warm"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_second_training_is_refused_before_it_changes_anything(tmp_path, few, locked, resume):
+    out = tmp_path / "run"
+    if resume:
+        train(chain_config(), few, out, max_steps=3)
+    (out / locked).mkdir(parents=True, exist_ok=True)
+    before = contents(tmp_path)
+    with only_writer(out / locked), pytest.raises(InputError, match=r"Another process is writing to .*wait until it"):
+        train(chain_config(), few, out, resume=resume)
+    assert contents(tmp_path) == before
+    train(chain_config(), few, out, resume=resume, max_steps=4)
+    assert read_run(out)["chain"]["step"] == 4
+
+
+def test_two_trainings_at_a_time_do_not_mix(tmp_path, capsys, start_sleeper):
+    """The first, in a process of its own, is whole, whatever others try."""
+    out = tmp_path / "run"
+    first = start_sleeper(*sleeper_words(out))
+    before = contents(out)
+    for more in (["--seed", "1"], ["--resume"], ["--resume", "--seed", "1"]):
+        assert main([*sleeper_words(out), *more]) == 2
+        refused = f"mt3: Another process is writing to {out}; wait until it ends, or choose another --out.\n"
+        assert capsys.readouterr().err == refused
+    assert main([*sleeper_words(out / "warm"), "--resume"]) == 2
+    assert f"Another process is writing to {out / 'warm'};" in capsys.readouterr().err
+    assert contents(out) == before
+    (tmp_path / "go").touch()
+    first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert main(sleeper_words(tmp_path / "alone")) == 0
+    assert weights(out / "warm") == weights(tmp_path / "alone" / "warm")
+
+
+def test_leftovers_of_a_kill_are_removed(tmp_path, digits):
+    left = [".run.json.abcd_123.tmp", ".metrics.jsonl.abcd_123.tmp", "checkpoints/.step-00000002.safetensors.ab.tmp"]
+    kept = [".mine.json.abcd_123.tmp", "notes.txt", "evaluation.json", ".evaluation.json.abcd_123.tmp"]
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / ".model-abcd_123").mkdir()
+    (tmp_path / ".model-abcd_123" / "config.json").touch()
+    for name in (*left[:2], *kept):
+        (tmp_path / name).write_text("left")
+    (tmp_path / "checkpoints").rmdir()  # of a process killed before its first rename
+    train(small_config(), digits, tmp_path, max_steps=1)
+    own = ["checkpoints/step-00000001.safetensors", "config.json", "metrics.jsonl", "model.safetensors", "run.json"]
+    assert sorted(contents(tmp_path)) == sorted([*kept, *own])
+    (tmp_path / left[2]).touch()
+    train(small_config(), digits, tmp_path, max_steps=1, resume=True)
+    assert sorted(contents(tmp_path)) == sorted([*kept, *own])

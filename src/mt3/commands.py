@@ -13,6 +13,7 @@ from mt3.config import FIELDS, make_config
 from mt3.errors import InputError, name_list, shown
 from mt3.files import check_can_write, read_text
 from mt3.method import METHODS, get_method
+from mt3.stopping import Stopped
 
 if TYPE_CHECKING:
     from mt3.data import CorruptedSet, Dataset
@@ -48,48 +49,59 @@ def _workers(args: argparse.Namespace) -> int:
 def train_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
     preset = args.preset or ("demo" if args.data == "digits" else "paper")
     config = make_config(args.method, args.data, preset, args.seed, _overrides(args, extra))
+    from mt3.checkpoint import read_run
     from mt3.data import load_dataset
     from mt3.model import count_parameters
+    from mt3.runs import trained_steps
     from mt3.train import train
 
     device = set_up(args)
     dataset = load_dataset(args.data, args.data_dir, args.download)
-    model = train(
-        config, dataset, args.out, device, args.max_steps, args.resume, args.init, args.tensorboard, args.data_dir
-    )
-    print(f"{args.out}: {args.method} on {args.data}, {count_parameters(model)} parameters")
+    try:
+        model = train(
+            config, dataset, args.out, device, args.max_steps, args.resume, args.init, args.tensorboard, args.data_dir
+        )
+    except Stopped as stop:
+        if str(stop):
+            print(f"{stop}; --resume goes on", file=sys.stderr)
+        raise
+    size = "its start is not finished" if model is None else f"{count_parameters(model)} parameters"
+    print(f"{args.out}: {args.method} on {args.data}, {size}")
+    done, total = trained_steps(read_run(args.out), args.out).values()
+    if done < total:
+        print(f"stopped after {done} of {total} steps; --resume goes on")
 
 
-def _dataset_of_run(args: argparse.Namespace, optional: bool) -> "tuple[Dataset | None, dict[str, Any]]":
-    """The data set a run was trained on, and what its run.json says."""
-    from mt3.checkpoint import find_model, read_run
+def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any], optional: bool) -> "Dataset | None":
+    """The data set a run was trained on, by what its run.json says."""
     from mt3.data import load_dataset
 
-    run = read_run(find_model(args.model))
     name = args.data or run.get("config", {}).get("data")
     if name is None:
         if optional:
-            return None, run
+            return None
         raise InputError(f"{args.model} does not say which data it was trained on; give --data.")
     recorded = run.get("data_dir") if name != "digits" else None  # which need none
     data_dir = args.data_dir or (Path(recorded) if recorded else None)
     try:
-        return load_dataset(name, data_dir, args.download), run
+        return load_dataset(name, data_dir, args.download)
     except InputError as error:
         if optional and args.data_dir is None and not args.download:
             print(f"without clean images: {error}", file=sys.stderr)
-            return None, run
+            return None
         raise
 
 
 def evaluate_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.checkpoint import find_model, load, shipped_models
+    from mt3.checkpoint import find_model, load, read_run, shipped_models
     from mt3.evaluate import TestImages, evaluate
     from mt3.report import evaluation_summary
+    from mt3.runs import trained_steps
 
     device = set_up(args)
+    run = read_run(find_model(args.model))  # before the model: a training under way writes it after that
     model = load(args.model).to(device)
-    dataset, run = _dataset_of_run(args, optional=args.corrupted is not None)
+    dataset = _dataset_of_run(args, run, optional=args.corrupted is not None)
     if dataset is not None and dataset.num_classes != model.num_classes:
         raise InputError(
             f"The model has {model.num_classes} classes, {dataset.name} {dataset.num_classes}; give its own."
@@ -100,6 +112,7 @@ def evaluate_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
         "method": run.get("config", {}).get("method"),
         "preset": run.get("config", {}).get("preset"),
         "train_seed": run.get("config", {}).get("seed"),
+        **trained_steps(run, args.model),
     }
     if args.ablation is not None:
         about["ablation"] = args.ablation
@@ -130,6 +143,9 @@ def evaluate_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
         unadapted=args.unadapted,
     )
     print(evaluation_summary(result))
+    done, total = (about.get(key) for key in ("trained_steps", "total_steps"))
+    if done != total:
+        print(f"{args.model} is not finished: this is after {done} of {total} steps; train it with --resume")
     print(f"wrote {out} and {out.with_suffix('.npz').name}")
 
 

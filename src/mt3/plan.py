@@ -9,7 +9,7 @@ import torch
 
 from mt3.ablations import SWEEPS, SWEPT, TRAINED, label
 from mt3.adapt import Adapter
-from mt3.checkpoint import load
+from mt3.checkpoint import load, read_run
 from mt3.clock import Clock, same_cost
 from mt3.config import Config, make_config, warm_config
 from mt3.data import Dataset
@@ -20,7 +20,7 @@ from mt3.model import MT3Model
 from mt3.parallel import thread_share
 from mt3.progress import duration
 from mt3.published import published_table
-from mt3.runs import WARM, count_steps, steps_done
+from mt3.runs import WARM, count_steps, steps_done, trained_steps
 from mt3.state import build_model
 from mt3.table import Cell, Line, Table, markdown
 
@@ -240,8 +240,9 @@ def controls_of(test: Test, model: MT3Model) -> bool:
 
 
 def about_test(study: Study, test: Test) -> dict[str, Any]:
-    config = test.training.config
+    config, folder = test.training.config, test.training.folder
     about = {"data": study.dataset.name, "method": config.method, "preset": config.preset, "train_seed": config.seed}
+    about |= trained_steps(read_run(folder), folder)
     if test.training.ablation:
         about["ablation"] = label(test.training.ablation)
     return about | ({"sweep": True} if test.sweep else {})

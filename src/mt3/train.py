@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from mt3.adapt import clip_gradients, stack_size
-from mt3.checkpoint import load_checkpoint, read_run, save_checkpoint, save_model
-from mt3.config import Config, warm_config
+from mt3.checkpoint import read_run, save_checkpoint, save_model
+from mt3.config import Config
 from mt3.data import Dataset
 from mt3.errors import InputError
 from mt3.files import METRICS_FILE, RUN_FILE, write_json
@@ -24,8 +25,9 @@ from mt3.model import MT3Model
 from mt3.parallel import count_threads, side_by_side
 from mt3.precision import choose_precision
 from mt3.progress import Progress
-from mt3.runs import WARM, check_run, count_steps, cut_metrics, steps_done
+from mt3.runs import WARM, Link, cut_metrics, open_chain, owner_of, remove_run_leftovers
 from mt3.state import State, make_state, restore_state, state_tensors
+from mt3.stopping import Stop, Stopped, stop_on_signals
 
 SNAPSHOTS = "snapshots"  # where a run keeps models from along the way
 LR_DROP = 0.1  # Sun et al.'s factor at each milestone
@@ -121,46 +123,68 @@ def train(
     init: Path | None = None,
     tensorboard: bool = False,
     data_dir: Path | None = None,
-) -> MT3Model:
-    """Train as the config says, into the run directory `out`, and return the finished model.
+) -> MT3Model | None:
+    """Train as the config says, into the run directory `out`, and return the model.
 
-    `max_steps` stops early without changing the schedule; resuming later goes on as if it had not stopped. A run
-    killed at any step and resumed ends with the same bits as one that was not. `data_dir` is only noted down,
-    for evaluating later. A training that the config has come first goes to `out/warm`, unless `init` is given.
+    A training that the config has come first goes to `out/warm`, unless `init` is given. `max_steps`, which counts from
+    its first step on, stops early without changing the schedule; None is returned if that one is not finished by then.
+    Resuming later goes on as if it had not stopped: a run killed at any step and resumed ends with the same bits as one
+    that was not. A signal to end waits for the step under way, which is saved, and raises `Stopped` then. `data_dir` is
+    only noted down, for evaluating later.
     """
     device = torch.device(device)
     config = settle_precision(config, out, device)
-    first = warm_config(config)
-    if first is not None and init is None:
-        init = out / WARM
-        if (resume or not read_run(out)) and steps_done(first, init) is not None:  # else refused below, or finished
-            train(first, dataset, init, device, max_steps, resume=True, data_dir=data_dir)
-    steps_per_epoch, total_steps = count_steps(config, dataset)
-    last_step = min(total_steps, max_steps) if max_steps is not None else total_steps
-    run = check_run(out, config, resume, init) | {"data_dir": None if data_dir is None else str(data_dir.resolve())}
-    found = load_checkpoint(out) if resume else None
-    state = make_state(config, dataset, device, Path(run["init"]) if run["init"] and found is None else None)
+    noted = {"data_dir": None if data_dir is None else str(data_dir.resolve())}
+    with ExitStack() as held:
+        chain = [link._replace(run=link.run | noted) for link in open_chain(held, config, dataset, out, resume, init)]
+        for link in chain:  # settings that are refused leave nothing behind
+            make_state(link.config, dataset, torch.device("cpu"), None if link.run["init"] == WARM else link.init)
+        board = _tensorboard() if tensorboard else None
+        for link in chain:
+            remove_run_leftovers(link.out)
+            write_json(link.out / RUN_FILE, link.run)
+        with stop_on_signals(at_once=False) as stop:
+            left = list(chain)
+            while left:
+                link = left.pop(0)
+                last_step = link.total_steps
+                if max_steps is not None:
+                    last_step = min(last_step, max(0, max_steps - link.before))
+                writer = board(str(out / "tensorboard")) if board is not None and not left else None
+                model, step = _train_link(link, dataset, device, last_step, stop, writer)
+                if step < link.total_steps or stop.number is not None:
+                    break
+            done = link.before + step
+            for later in left:
+                write_json(later.out / RUN_FILE, later.run | later.progress(0, done))
+    if stop.number is not None:
+        raise Stopped(stop.number, f"stopped after {done} of {chain[-1].before + chain[-1].total_steps} steps")
+    return None if left else model
+
+
+def _train_link(
+    link: Link, dataset: Dataset, device: torch.device, last_step: int, stop: Stop, writer: Any
+) -> tuple[MT3Model, int]:
+    """Train until `last_step`, or until asked to stop, and save; returns the model and after which step it is."""
+    config, out, steps_per_epoch, total_steps = link.config, link.out, link.steps_per_epoch, link.total_steps
+    state = make_state(config, dataset, device, link.init)
     start, seconds = 0, 0.0
-    if found is not None:
-        start, tensors, seconds = found
+    if link.found is not None:
+        start, tensors, seconds = link.found
         restore_state(state, tensors)
-    writer = _tensorboard(out) if tensorboard else None
-    write_json(out / RUN_FILE, run)  # nothing is left behind by settings that were refused
     cut_metrics(out / METRICS_FILE, start)
     images = torch.from_numpy(dataset.train_images).permute(0, 3, 1, 2).contiguous().to(device)
     labels = torch.from_numpy(dataset.train_labels).to(device)
     began = time.monotonic() - seconds
     step = saved = start
-    between_steps = True
     try:
         with (
             open(out / METRICS_FILE, "a", encoding="utf-8") as metrics_file,
             Progress(f"train {config.method}", last_step, "steps", start) as progress,
         ):
-            while step < last_step:
+            while step < last_step and stop.number is None:
                 log = (step + 1) % config.log_every == 0
                 metrics = gradient_of_step(state, images, labels, config, step, steps_per_epoch, log)
-                between_steps = False
                 metrics |= apply_gradient(state, config, step, total_steps, steps_per_epoch)
                 if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
                     kept = f"the last good checkpoint, step {saved}, stays" if saved else "there is no checkpoint yet"
@@ -175,28 +199,23 @@ def train(
                     if writer is not None:
                         for name, value in metrics.items():
                             writer.add_scalar(name, value, step)
-                between_steps = True
                 if config.snapshot_every and step % config.snapshot_every == 0:
                     save_model(finished_model(state), out / SNAPSHOTS / f"step-{step:08d}")
                 if step % config.checkpoint_every == 0 and step < last_step:
                     metrics_file.flush()
-                    saved = _save(out, state, step, time.monotonic() - began)
+                    saved = _save(link, state, step, time.monotonic() - began)
                 progress.advance(note=_note(metrics))
-    except KeyboardInterrupt:
-        if between_steps and step > saved:  # else the state is half way to the next step
-            saved = _save(out, state, step, time.monotonic() - began)
-        print(f"Stopped; --resume continues after step {saved}.", file=sys.stderr)
-        raise
     finally:
         if writer is not None:
             writer.close()
     seconds = time.monotonic() - began
     if step > saved:
-        _save(out, state, step, seconds)
+        _save(link, state, step, seconds)
     model = finished_model(state)
     save_model(model, out)
-    write_json(out / RUN_FILE, run | {"step": step, "total_steps": total_steps, "seconds": round(seconds, 3)})
-    return model.eval()
+    told = link.run | link.progress(step, link.before + step) | {"seconds": round(seconds, 3)}
+    write_json(out / RUN_FILE, told)
+    return model.eval(), step
 
 
 def finished_model(state: State) -> MT3Model:
@@ -220,8 +239,8 @@ def settle_precision(config: Config, out: Path, device: torch.device) -> Config:
     return replace(config, precision=precision)
 
 
-def _save(out: Path, state: State, step: int, seconds: float) -> int:
-    save_checkpoint(out, step, state_tensors(state), seconds)
+def _save(link: Link, state: State, step: int, seconds: float) -> int:
+    save_checkpoint(link.out, step, state_tensors(state), seconds, owner_of(link.run))
     return step
 
 
@@ -232,11 +251,11 @@ def _note(metrics: dict[str, float]) -> str:
     return note
 
 
-def _tensorboard(out: Path) -> Any:
+def _tensorboard() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise InputError(
             "TensorBoard is not installed; pip install 'mt3[tensorboard]' or drop --tensorboard."
         ) from None
-    return SummaryWriter(str(out / "tensorboard"))
+    return SummaryWriter
