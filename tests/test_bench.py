@@ -98,7 +98,7 @@ def test_operations_of_adapting_are_those_pytorch_counts(monkeypatch):
 def test_gradients_of_peers_are_ours(name, inner_steps):
     found, absent = peers.load_peers({name: peers.META_STEP[name]})
     if absent:
-        pytest.skip(f"{name} is not installed")
+        pytest.skip(f"needs {name}, of the extra bench")
     setting = replace(STEP, inner_steps=inner_steps)
     assert meta_step.gradient_error(setting, found[name]) <= 1e-12
     step, ours = meta_step.peer_step(setting, found[name]), meta_step.our_step(setting)()
@@ -110,7 +110,7 @@ def test_gradients_of_peers_are_ours(name, inner_steps):
 def test_logits_of_peers_are_ours(name):
     found, absent = peers.load_peers({name: peers.ADAPT[name]})
     if absent:
-        pytest.skip(f"{name} is not installed")
+        pytest.skip(f"needs {name}, of the extra bench")
     call = adapt.peer_answer(ADAPT, found[name])
     ours = adapt.our_answer(ADAPT)()
     for _ in range(2):

@@ -110,7 +110,7 @@ def test_digits_embedded_data_is_pinned() -> None:
 
 
 def test_digits_equal_scikit_learns() -> None:
-    datasets = pytest.importorskip("sklearn.datasets")
+    datasets = pytest.importorskip("sklearn.datasets", reason="needs scikit-learn, of the extra dev")
     raw = datasets.load_digits()
     digits = load_digits()
     order = np.random.RandomState(0).permutation(1797)
