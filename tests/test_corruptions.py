@@ -271,14 +271,22 @@ def test_motion_blur_goes_up_and_down_alike() -> None:
     assert (smeared[:, 16, 16] > 0).mean() == pytest.approx(level, abs=0.06)
 
 
+def find_imagemagick() -> str | None:
+    """By what it says of itself, since other programs have the name `convert`, too."""
+    for program in filter(None, map(shutil.which, ("magick", "convert"))):
+        if subprocess.run([program, "-version"], capture_output=True).stdout.startswith(b"Version: ImageMagick"):
+            return program
+    return None
+
+
 @pytest.mark.parametrize(
     ("radius", "std", "degrees"),
     [(6, 1, -45), (6, 1.5, 12.3), (6, 2, 0), (8, 2, 44), (9, 2.5, 30), (8, 3, -135), (12, 6, -90), (14, 12, -50)],
 )
 def test_motion_blur_is_imagemagicks(radius: float, std: float, degrees: float) -> None:
-    program = shutil.which("convert")
-    if program is None or b"ImageMagick" not in subprocess.run([program, "-version"], capture_output=True).stdout:
-        pytest.skip("needs ImageMagick's `convert`")
+    program = find_imagemagick()
+    if program is None:
+        pytest.skip("needs ImageMagick's `magick` or `convert`")
     image = natural(1)[0]
     # written as PPM, which rounds 16 bits to 8: for PNG some versions truncate them
     words = [program, "ppm:-", "-motion-blur", f"{radius}x{std}{degrees:+}", "ppm:-"]
@@ -416,7 +424,7 @@ def test_frost_draws_all_photos_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shrinking_a_photo_is_opencvs_linear_resize(photos: list[Array]) -> None:
-    cv2 = pytest.importorskip("cv2")
+    cv2 = pytest.importorskip("cv2", reason="needs OpenCV, of the extra dev")
     folder = weather.frost_photos()
     assert folder is not None
     for photo, shrunk in zip(photos, weather._shrunk_photos(folder), strict=True):
@@ -686,7 +694,7 @@ def test_spatter_at_its_edges() -> None:
 
 @pytest.mark.parametrize("severity", [1, 2, 3])
 def test_spatter_agrees_with_opencv_step_by_step(severity: int) -> None:
-    cv2 = pytest.importorskip("cv2")
+    cv2 = pytest.importorskip("cv2", reason="needs OpenCV, of the extra dev")
     levels = (np.floor(layers(severity, 60) * 255) % 256).astype(np.uint8)
     noise = np.random.default_rng(severity).integers(0, 256, (10, 32, 32), dtype=np.uint8)
     smooth = ndimage.gaussian_filter(noise, (0, 1, 1))  # with edges in all directions
