@@ -216,7 +216,7 @@ def test_names_of_ablations():
     assert resolve_ablations(["all"]) == list(ABLATIONS)
     assert resolve_ablations(["lr", "no-b"]) == ["no-b", "lr"]
     assert label("no-b") == "no-b (batch_aug=false)"
-    with pytest.raises(InputError, match="Unknown ablation 'no-c': expected one of no-b, first-order"):
+    with pytest.raises(InputError, match=r"Unknown ablation 'no-c' \(did you mean 'no-b'\?\): expected one of no-b"):
         resolve_ablations(["no-c"])
     for fields in TRAINED.values():  # each changes what it says, of the paper's MT3
         config = make_config("mt3", "cifar10", "paper", overrides=fields)

@@ -333,7 +333,7 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         ([*train, "--method", "mt3", "--preset", "papr"], "Unknown preset 'papr' (did you mean 'paper'?): expected"),
         ([*train, "--method", "mt3", "--widht", "8"], "Unexpected argument '--widht' (did you mean '--width'?); see"),
         ([*train, "--method", "mt3", "--thraeds=2"], "Unexpected argument '--thraeds=2' (did you mean '--threads'?)"),
-        ([*train, "--method", "mt3", "fast"], "Unexpected argument 'fast'; see `mt3 train --help`."),
+        ([*train, "--method", "mt3", "quickly"], "Unexpected argument 'quickly'; see `mt3 train --help`."),
         ([*train, "--method", "mt3", "--width", "x"], "Expected a whole number for width, got 'x'"),
         ([*train, "--method", "mt3", "--width"], "Expected a value after --width"),
         ([*train, "--method", "mt3", "--device", "abacus"], "Device 'abacus' cannot be used"),

@@ -51,6 +51,7 @@ def test_open_cells_are_allowed():
 
 def test_unknown_method_lists_the_known():
     with pytest.raises(
-        InputError, match="Unknown method 'mt4': expected one of baseline-sun, jt-rotation, baseline, jt"
+        InputError,
+        match=r"Unknown method 'mt4' \(did you mean 'mt3'\?\): expected one of baseline-sun, jt-rotation, baseline",
     ):
         get_method("mt4")

@@ -338,8 +338,8 @@ def test_other_settings_than_those_that_are_there_are_refused(study, capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--methods", "mt4"], "Unknown method 'mt4': expected one of baseline-sun"),
-        (["--ablations", "no-c"], "Unknown ablation 'no-c': expected one of no-b"),
+        (["--methods", "mt4"], "Unknown method 'mt4' (did you mean 'mt3'?): expected one of baseline-sun"),
+        (["--ablations", "no-c"], "Unknown ablation 'no-c' (did you mean 'no-b'?): expected one of no-b"),
         (["--methods", "baseline", "--ablations", "lr"], "The ablation lr evaluates jt and mt3, of which none is"),
         (["--ablations", "first-order", "--order", "first"], "trained as the ablation first-order (order=first) alr"),
         (["--seeds", "0"], "Expected at least 1 seed"),
