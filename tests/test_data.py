@@ -368,16 +368,8 @@ def test_python_layout_structure(tmp_path: Path, dump: Dump, message: str) -> No
         load_cifar100(tmp_path, verify=False)
 
 
-def test_real_cifar10() -> None:
-    directory = os.environ.get("MT3_DATA_DIR")
-    if not directory:
-        pytest.skip("set MT3_DATA_DIR to a directory with the real CIFAR-10 to run this test")
-    try:
-        data = load_cifar10(directory)
-    except InputError as error:
-        if str(error).startswith("No CIFAR-10"):  # a damaged copy must fail instead
-            pytest.skip(f"MT3_DATA_DIR: {error}")
-        raise
+def test_real_cifar10(cifar10: Dataset) -> None:
+    data = cifar10
     assert data.train_images.shape == (50_000, 32, 32, 3)
     assert data.test_images.shape == (10_000, 32, 32, 3)
     assert np.bincount(data.train_labels).tolist() == [5000] * 10

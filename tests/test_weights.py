@@ -1,7 +1,6 @@
 """The model that comes with the package: it loads by name, answers, and its card says what results/ says."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from PIL import Image
 import mt3
 from mt3.checkpoint import shipped_models, tensors_hash
 from mt3.cli import main
-from mt3.data import load_dataset
 from mt3.data.cifar import CIFAR10_CLASSES
 from mt3.evaluate import TestImages, evaluate
 from mt3.measure import unpack_correct
@@ -60,12 +58,9 @@ def test_the_card_states_the_accuracies():
         assert rows[label] == [f"{found['before']:.1f}", f"{found['after']:.1f}"]
 
 
-def test_real_images_give_the_answers_in_results(tmp_path):
+def test_real_images_give_the_answers_in_results(tmp_path, cifar10):
     """The first clean test images, before and after adapting."""
-    where = os.environ.get("MT3_DATA_DIR")
-    if where is None:
-        pytest.skip("set MT3_DATA_DIR to a directory with the real CIFAR-10 to run this test")
-    images = TestImages(load_dataset("cifar10", Path(where)))
+    images = TestImages(cifar10)
     got = evaluate(mt3.load(NAME), images, [], [5], tmp_path / "r.json", limit=50)
     for row in ("before", "after"):
         expected = unpack_correct(evaluation()["clean"]["correct"][row], evaluation()["protocol"]["images"])[:50]
