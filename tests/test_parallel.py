@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -283,3 +285,13 @@ def test_a_job_that_is_killed_is_an_error(tmp_path):
     with pytest.raises(InputError, match=r"a: the process was ended from outside \(signal 9\)"):
         workers.run_apart(_write_and_wait, [(tmp_path / "0", 60.0)], ["a"], at_once=2)
     thread.join()
+
+
+def test_jobs_end_with_the_process_that_started_them():
+    wait = "import os, time; os.write(1, b'.'); time.sleep(60)"
+    start = f"from mt3.workers import run_apart; run_apart(exec, [{wait!r}] * 2, ['a', 'b'], at_once=2)"
+    process = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.read(2) == b".."  # both are at work
+    process.kill()
+    assert process.communicate(timeout=30) == (b"", None)  # a job that lived on would hold the pipe open
