@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint results clean
+.PHONY: demo test test-slow lint bench results clean
 
 demo: $(READY)
 	$(BIN)/mt3 demo
@@ -20,9 +20,13 @@ test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
+
+# how fast it is beside its peers, as ratios within one run; `python -m benchmarks --help` has the parts
+bench: $(READY)
+	$(BIN)/python -m benchmarks all --json bench.json
 
 # RESULTS.md and the pages in results/, from the files there
 results: $(READY)

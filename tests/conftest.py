@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mt3.data import Dataset, load_cifar10
-from mt3.errors import InputError
+from mt3.support.errors import InputError
 
 # a shell starts background jobs with Ctrl-C ignored, and the processes that tests interrupt would inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mt3.method import METHODS
+from mt3.config.methods import METHODS
 
 Rows = dict[str, dict[str, float]]  # row -> corruption -> accuracy
 

@@ -37,12 +37,12 @@ def unpacked(tmp_path_factory) -> Path:
 
 def test_wheel_carries_presets_digits_weights_and_types(unpacked):
     names = {str(p.relative_to(unpacked)) for p in unpacked.rglob("*")}
-    for wanted in ("mt3/presets/paper.toml", "mt3/presets/official.toml", "mt3/presets/demo.toml"):
+    for wanted in ("mt3/config/presets/paper.toml", "mt3/config/presets/official.toml", "mt3/config/presets/demo.toml"):
         assert wanted in names
     assert {"mt3/data/digits.npz", "mt3/py.typed"} <= names
-    assert {"mt3/published/tables.json", "mt3/published/mt3_training_curve.csv"} <= names
+    assert {"mt3/reporting/published/tables.json", "mt3/reporting/published/mt3_training_curve.csv"} <= names
     assert {f"mt3/weights/cifar10-cpu/{name}" for name in ("config.json", "model.safetensors", "README.md")} <= names
-    assert not any(n.startswith("tests") for n in names)
+    assert not any(n.startswith(("tests", "benchmarks")) for n in names)
 
 
 def test_wheel_trains_outside_the_checkout(unpacked, tmp_path):

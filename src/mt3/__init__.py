@@ -9,21 +9,21 @@ Names are imported when they are first used, so that `import mt3` does not wait 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mt3.errors import InputError
-from mt3.version import __version__
+from mt3.support.errors import InputError
+from mt3.support.version import __version__
 
 if TYPE_CHECKING:
-    from mt3.adapt import Adapter, Comparison
-    from mt3.checkpoint import load
-    from mt3.model import MT3Model
+    from mt3.adaptation.adapter import Adapter, Comparison
+    from mt3.models.classifier import MT3Model
+    from mt3.models.store import load
 
 __all__ = ["Adapter", "Comparison", "InputError", "MT3Model", "__version__", "corruptions", "load"]
 
 _HOMES = {
-    "Adapter": "mt3.adapt",
-    "Comparison": "mt3.adapt",
-    "MT3Model": "mt3.model",
-    "load": "mt3.checkpoint",
+    "Adapter": "mt3.adaptation.adapter",
+    "Comparison": "mt3.adaptation.adapter",
+    "MT3Model": "mt3.models.classifier",
+    "load": "mt3.models.store",
 }
 
 

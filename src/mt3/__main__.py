@@ -2,6 +2,6 @@
 
 import sys
 
-from mt3.cli import main
+from mt3.cli.main import main
 
 sys.exit(main())

@@ -9,7 +9,7 @@ import numpy as np
 
 from mt3.corruptions import blur, digital, noise, spatter, weather
 from mt3.corruptions.pixels import SIZE, Bytes
-from mt3.errors import InputError, one_of
+from mt3.support.errors import InputError, one_of
 
 __all__ = ["CORRUPTIONS", "HELD_OUT", "PAPER", "Corruption", "apply", "available", "resolve"]
 

@@ -11,7 +11,7 @@ from mt3.corruptions.blur import zoom_lines
 from mt3.corruptions.hsv import from_hsv, to_hsv
 from mt3.corruptions.motion import smear
 from mt3.corruptions.pixels import SIZE, Bytes, Floats, Generators, to_bytes, to_unit
-from mt3.errors import InputError
+from mt3.support.errors import InputError
 
 __all__ = ["INSTALL_PHOTOS", "NO_PHOTOS", "brightness", "fog", "frost", "frost_photos", "plasma", "snow"]
 

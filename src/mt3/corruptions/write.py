@@ -21,11 +21,11 @@ from PIL import features
 from mt3.corruptions.pixels import SIZE, Bytes
 from mt3.corruptions.registry import apply, available, check_from_zero, is_whole, resolve
 from mt3.data.dataset import Dataset
-from mt3.errors import InputError, name_list, shown
-from mt3.files import atomic_path, only_writer, read_json, remove_leftovers, write_json
-from mt3.progress import Progress
-from mt3.version import __version__
-from mt3.workers import run
+from mt3.support.errors import InputError, name_list, shown
+from mt3.support.files import atomic_path, only_writer, read_json, remove_leftovers, write_json
+from mt3.support.processes import run
+from mt3.support.progress import Progress
+from mt3.support.version import __version__
 
 __all__ = ["SEVERITIES", "check_severities", "library_versions", "write_corrupted"]
 

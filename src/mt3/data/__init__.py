@@ -6,7 +6,7 @@ from mt3.data.cifar import CorruptedSet, load_cifar10, load_cifar100, open_corru
 from mt3.data.dataset import CLASS_COUNTS, DATASETS, Dataset
 from mt3.data.digits import load_digits
 from mt3.data.download import fetch
-from mt3.errors import InputError, one_of
+from mt3.support.errors import InputError, one_of
 
 __all__ = [
     "CLASS_COUNTS",

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mt3.data.dataset import CLASS_COUNTS, DATASETS, Dataset, Images, Labels, check_labels
-from mt3.errors import WORD, InputError, name_list, one_of, shown, suggest
-from mt3.files import read_json
+from mt3.support.errors import WORD, InputError, name_list, one_of, shown, suggest
+from mt3.support.files import read_json
 
 PIXELS = 3 * 32 * 32  # bytes of one image: its red, green and blue plane
 AGAIN = "download it again with --download"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mt3.errors import InputError
+from mt3.support.errors import InputError
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]

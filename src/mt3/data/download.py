@@ -13,8 +13,8 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from mt3.data.cifar import load_cifar10, load_cifar100, open_corrupted
-from mt3.errors import InputError, one_of
-from mt3.progress import Progress
+from mt3.support.errors import InputError, one_of
+from mt3.support.progress import Progress
 
 STALL_SECONDS = 30.0  # without a byte, after which the connection counts as lost
 CHUNK = 1 << 18  # bytes per read

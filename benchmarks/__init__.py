@@ -1,0 +1,13 @@
+"""How fast parts of the package are, alternately with their peers in one run, and how near to the machine's floor.
+
+Each benchmark is a function that returns what it measured, as JSON would have it, and one that words it. Times on the
+clock vary from run to run; the ratios within a run are what to look at.
+"""
+
+BENCHMARKS = {  # what `make bench` can measure
+    "meta-step": "one step of meta-training",
+    "adapt": "adapting to single images",
+    "augment": "the views of augmentation A",
+    "corruptions": "the time of every corruption, on one core",
+    "all": "all of these, as one JSON file",
+}

@@ -1,0 +1,123 @@
+"""The benchmarks' command line: `python -m benchmarks meta-step`, and what it prints and writes."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks import BENCHMARKS
+from mt3.cli.arguments import Parser, count, data_arguments, path, set_up
+from mt3.data.dataset import DATASETS
+from mt3.support.errors import name_list
+from mt3.support.files import check_can_write, write_json
+
+Run = Callable[[argparse.Namespace, Sequence[str]], None]
+Sizes = dict[str, tuple[int, str]]  # field -> default, what it is
+
+NETWORK: Sizes = {"width": (32, "filters of the first stage"), "depth": (26, "layers, 6n+2")}
+SIZES: dict[str, Sizes] = {
+    "meta-step": {"tasks": (4, "T"), "task_size": (8, "K"), "inner_steps": (1, "M"), **NETWORK},
+    "adapt": {"views": (32, "K_T"), "images": (4, "in a call"), **NETWORK},
+    "augment": {"images": (32, "in a call, two views of each")},
+    "corruptions": {"images": (128, "test images in a call"), "severity": (5, "1 to 5")},
+    "all": {},
+}
+ROUNDS = {"augment": 15}
+USUAL_ROUNDS = 5
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """A command for each benchmark."""
+    bench = Parser(prog="python -m benchmarks", description="How fast a part of the package is on this machine.")
+    measured = bench.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="BENCHMARK")
+    for name, sizes in SIZES.items():
+        parser = measured.add_parser(name, help=BENCHMARKS[name])
+        for field, (default, what) in sizes.items():
+            option = f"--{field.replace('_', '-')}"
+            parser.add_argument(option, type=count, default=default, help=f"{what} (default: {default})")
+        if "width" in sizes:
+            parser.add_argument("--scaling", action="store_true", help="also how time and memory grow")
+        if name == "corruptions":
+            parser.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
+            data_arguments(parser)
+        else:  # these are on one core
+            parser.add_argument("--threads", type=count, help="of the CPU (default: all cores)")
+            parser.set_defaults(device="cpu")
+        rounds = ROUNDS.get(name, USUAL_ROUNDS)
+        parser.add_argument("--rounds", type=count, default=rounds, help=f"over all candidates (default: {rounds})")
+        parser.add_argument("--json", type=path, metavar="FILE", help="also write the numbers there")
+        parser.set_defaults(run=_checked(RUN[name]))
+    return bench
+
+
+def _checked(
+    run: Callable[[argparse.Namespace, Sequence[str]], None],
+) -> Callable[[argparse.Namespace, Sequence[str]], None]:
+    """Refuse a file that cannot be written before measuring."""
+
+    def checked(args: argparse.Namespace, extra: Sequence[str]) -> None:
+        if args.json is not None:
+            check_can_write(args.json)
+        run(args, extra)
+
+    return checked
+
+
+def _meta_step(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from benchmarks.meta_step import Setting, bench_meta_step, meta_step_summary
+
+    set_up(args)
+    setting = Setting(**{field: getattr(args, field) for field in SIZES["meta-step"]})
+    _show(args, meta_step_summary, bench_meta_step(setting, args.rounds, args.scaling))
+
+
+def _adapt(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from benchmarks.adapt import Setting, adapt_summary, bench_adapt
+
+    set_up(args)
+    setting = Setting(**{field: getattr(args, field) for field in SIZES["adapt"]})
+    _show(args, adapt_summary, bench_adapt(setting, args.rounds, args.scaling))
+
+
+def _augment(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from benchmarks.augment import augment_summary, bench_augment
+
+    set_up(args)
+    _show(args, augment_summary, bench_augment(args.images, args.rounds))
+
+
+def _corruptions(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from benchmarks.corruptions import bench_corruptions, corruptions_summary
+    from mt3.data import load_dataset
+
+    dataset = load_dataset(args.data, args.data_dir, args.download)
+    _show(args, corruptions_summary, bench_corruptions(dataset, args.images, args.severity, args.rounds))
+
+
+def _all(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    from benchmarks.everything import bench_all, summary
+
+    set_up(args)
+    results: list[dict[str, Any]] = []
+    for result in bench_all(args.rounds):
+        results.append(result)
+        print(f"{summary(result)}\n", flush=True)
+        if args.json is not None:
+            write_json(args.json, {"benchmark": "all", "results": results})  # what is there so far
+    if args.json is not None:
+        print(f"wrote {args.json}")
+
+
+def _show(args: argparse.Namespace, summary: Callable[[dict[str, Any]], str], result: dict[str, Any]) -> None:
+    print(summary(result))
+    if args.json is not None:
+        write_json(args.json, result)
+        print(f"wrote {args.json}")
+
+
+RUN: dict[str, Run] = {
+    "meta-step": _meta_step,
+    "adapt": _adapt,
+    "augment": _augment,
+    "corruptions": _corruptions,
+    "all": _all,
+}

@@ -1,0 +1,85 @@
+"""What the commands' parsers share: kinds of arguments, groups of them, and what is set up from them."""
+
+import argparse
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mt3.support.errors import WORD, InputError, one_of, shown, suggest
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, and what was probably meant; the arguments it reads have it as `parser`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.set_defaults(parser=self)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message[:1].upper()}{message[1:]}; see `{self.prog} --help`.")
+
+    def refuse(self, word: str, others: Iterable[str] = ()) -> NoReturn:
+        """Refuse an argument that is none of this parser's options, nor of the others that the command takes."""
+        close = suggest(word.partition("=")[0], [*self._option_string_actions, *others])
+        raise InputError(f"Unexpected argument '{shown(word)}'{close}; see `{self.prog} --help`.")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise InputError(one_of(str(action.metavar or action.dest).lower(), value, action.choices))
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 999999999, got '{shown(text)}'")
+    return int(text)
+
+
+def path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got an empty one")
+    return Path(text)
+
+
+def rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got '{shown(text)}'")
+    return value
+
+
+def data_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data-dir", type=path, help="where CIFAR lies (default: data)")
+    parser.add_argument("--download", action="store_true", help="fetch CIFAR from its home page first, if needed")
+
+
+def compute_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: cuda if there is one)")
+    parser.add_argument("--threads", type=count, help="of the CPU (default: all cores)")
+
+
+def set_up(args: argparse.Namespace) -> Any:
+    """Apply --threads and choose the device."""
+    import torch
+
+    if args.threads:
+        torch.set_num_threads(min(args.threads, 4 * (os.cpu_count() or 1)))
+    name = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = shown(str(error).splitlines()[0].rstrip("."), WORD)
+        raise InputError(f"Device '{shown(name)}' cannot be used ({reason}); give cpu or one that is there.") from None
+    return device
+
+
+def default_jobs(device: Any) -> int:
+    """How many trainings to run at a time: small networks leave a CPU's cores idle, an accelerator is for one."""
+    import torch
+
+    return min(2, torch.get_num_threads()) if device.type == "cpu" else 1

@@ -1,0 +1,156 @@
+"""Image files to 32x32 RGB arrays, with a note of what had to be converted. Needs no torch."""
+
+import os
+import stat
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from mt3.support.errors import InputError
+
+SIZE = 32
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
+KINDS = "PNG, JPEG, WebP, BMP, TIFF or GIF"
+# memory is bounded by all three: a decoded pixel takes up to 4 bytes, a row a pointer, and WebP is read whole
+MAX_PIXELS = 50_000_000
+MAX_SIDE = 20_000
+MAX_BYTES = 8 * MAX_PIXELS
+DRAFT = 8 * SIZE  # pixels; a JPEG is decoded at a half, a quarter or an eighth if its sides stay as long as this
+ORIENTATION, ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # of EXIF
+
+
+def read_image(path: str | Path) -> tuple[NDArray[np.uint8], list[str]]:
+    """Read an image file of the common formats as uint8 (32, 32, 3); the notes say what was converted on the way."""
+    path = Path(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's own size warning; the limit here is stricter
+            _check_file(path)
+            return _convert(*_read_square(path))
+    except InputError:
+        raise
+    except Image.DecompressionBombError:
+        raise InputError(_too_large(path, "")) from None
+    except UnidentifiedImageError:
+        raise InputError(f"{path} is not an image that can be read; give a {KINDS}.") from None
+    except MemoryError:
+        raise InputError(f"There is not enough memory to read {path}; scale it down first.") from None
+    except Exception as error:  # damaged bytes can raise anything in Pillow's readers
+        told = isinstance(error, OSError | SyntaxError | ValueError)
+        reason = getattr(error, "strerror", None) or (str(error) if told else "") or "it is damaged"
+        raise InputError(f"Cannot read {path} as an image ({reason}); give a whole {KINDS}.") from None
+
+
+@contextmanager
+def silent_readers() -> Iterator[None]:
+    """Keep off stderr what C libraries print there by themselves, as libtiff does; for a process of one thread."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no stderr
+        yield
+        return
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _check_file(path: Path) -> None:
+    """Refuse what is no file, of which a pipe would never end, and what is too long to be one of these images."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        what = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
+        raise OSError(f"it is {what}, not a file")
+    if status.st_size > MAX_BYTES:
+        raise InputError(f"{path} is longer than the {MAX_BYTES // 10**6} MB that are read; scale it down first.")
+
+
+def _too_large(path: Path, size: str) -> str:
+    return (
+        f"{path} has {size}more than the {MAX_PIXELS // 10**6} megapixels or the sides of {MAX_SIDE} pixels that are "
+        "read; scale it down first."
+    )
+
+
+def _read_square(path: Path) -> tuple[Image.Image, tuple[int, int], list[str]]:
+    """The centre square of the file's first frame; also the size of all of it upright, and a note on the others."""
+    with Image.open(path, formats=FORMATS) as file:
+        width, height = file.size
+        if width * height > MAX_PIXELS or max(file.size) > MAX_SIDE:
+            raise InputError(_too_large(path, f"{width} x {height} pixels, "))
+        file.draft(None, (DRAFT, DRAFT))
+        file.load()
+        square = file.crop(_centre_box(*file.size))
+        notes = ["only the first frame is read"] if _has_more_frames(file) else []
+    turned = square.getexif().get(ORIENTATION) in ON_ITS_SIDE
+    return square, (height, width) if turned else (width, height), notes
+
+
+def _centre_box(width: int, height: int) -> tuple[int, int, int, int]:
+    """The centre square; one pixel is left over where its middle would lie between two pixels."""
+    side = min(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    return left, top, width - left, height - top
+
+
+def _has_more_frames(file: Image.Image) -> bool:
+    try:
+        return bool(getattr(file, "is_animated", False))
+    except Exception:  # the second frame is damaged
+        return True
+
+
+def _convert(square: Image.Image, size: tuple[int, int], notes: list[str]) -> tuple[NDArray[np.uint8], list[str]]:
+    """Turn the square upright and scale it before what is left is converted: that needs the least memory."""
+    ImageOps.exif_transpose(square, in_place=True)
+    if square.mode.startswith("I") or square.mode == "F":  # more than 8 bits a value
+        image, top = _to_eight_bits(square)
+        notes = [*notes, f"scaled from 0..{top:g} to 8 bits"]
+    else:
+        image = _scale(_in_scalable_mode(square))
+    if image.mode in ("RGBA", "LA"):
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+        notes = [*notes, "transparency laid on white"]
+    elif image.mode == "L":
+        notes = [*notes, "grey repeated in three channels"]
+    elif square.mode != "RGB":
+        notes = [*notes, f"converted from {square.mode}"]
+    if size != (SIZE, SIZE):
+        notes = [*notes, f"{size[0]}x{size[1]} cut to its centre square and scaled to {SIZE}x{SIZE}"]
+    return np.asarray(image.convert("RGB"), dtype=np.uint8), notes
+
+
+def _in_scalable_mode(image: Image.Image) -> Image.Image:
+    """The image in a mode whose values can be averaged, with its transparency in a channel of its own."""
+    if image.has_transparency_data:
+        return image if image.mode in ("RGBA", "LA") else image.convert("RGBA")
+    if image.mode in ("L", "RGB"):
+        return image
+    return image.convert("L" if image.mode == "1" else "RGB")
+
+
+def _to_eight_bits(image: Image.Image) -> tuple[Image.Image, float]:
+    """Scale an image of larger or broken values to 32x32 and to 0..255; also the value that becomes 255."""
+    whole = image.mode != "F"
+    image = image.convert("F") if whole else image
+    high = cast(float, image.getextrema()[1])  # of one channel
+    values = np.asarray(_scale(image), dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("some of its values are not numbers")
+    top = 65535.0 if whole or high > 255 else 255.0 if high > 1 else 1.0
+    return Image.fromarray((values.clip(0, top) * (255.0 / top)).astype(np.uint8)), top
+
+
+def _scale(image: Image.Image) -> Image.Image:
+    if image.size == (SIZE, SIZE):
+        return image
+    return ImageOps.fit(image, (SIZE, SIZE), Image.Resampling.LANCZOS)

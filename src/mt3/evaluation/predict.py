@@ -1,0 +1,63 @@
+"""Class and probability of single images, before and after adapting."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mt3.adaptation.adapter import Adapter
+from mt3.adaptation.averages import averaged_logits, check_images
+from mt3.models.classifier import MT3Model, as_float
+from mt3.support.errors import InputError
+
+
+def predict(
+    model: MT3Model,
+    images: Sequence[NDArray[np.uint8]],  # (32, 32, 3) each
+    steps: int | None = None,
+    lr: float | None = None,
+    views: int | None = None,
+    seed: int = 0,
+    average: int | None = None,
+    gate: float | None = None,
+) -> list[dict[str, Any]]:
+    """One answer per image; `after` is None for a model that has nothing to adapt with.
+
+    `adapted` says whether the step was used: not where the model has nothing to adapt with or the gate was shut.
+    """
+    if not len(images):
+        raise InputError("Expected at least one image to predict, got none.")
+    pixels = torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2).contiguous()
+    batch = check_images(pixels).to(model.stem.weight.device)
+    model.eval()
+    if model.selfsup == "none":
+        copies = model.adapt_average if average is None else average
+        with torch.no_grad():
+            found = averaged_logits(model, batch, as_float(batch, model.stem.weight.dtype), copies, seed)
+        return [{"before": _answer(model, logits), "after": None, "adapted": False} for logits in found]
+    adapter = Adapter(model, steps, lr, views, seed, average=average, gate=gate)
+    compared = adapter.compare(batch)
+    kept = adapter.keeps(compared.before)
+    return [
+        {
+            "before": _answer(model, compared.before[i]),
+            "after": _answer(model, compared.after[i]),
+            "adapted": not kept[i].item(),
+            "selfsup_loss_before": compared.loss_before[i].item(),
+            "selfsup_loss_after": compared.loss_after[i].item(),
+            "gradient_norm": compared.grad_norm[i].item(),
+        }
+        for i in range(len(batch))
+    ]
+
+
+def _answer(model: MT3Model, logits: Tensor) -> dict[str, Any]:
+    probabilities = logits.float().softmax(0)
+    if not probabilities.isfinite().all():
+        raise InputError("The model's answer is not finite; lower --lr, or train it again.")
+    index = int(probabilities.argmax())
+    names = model.classes or [str(i) for i in range(model.num_classes)]
+    return {"class": names[index], "index": index, "probability": probabilities[index].item()}

@@ -1,0 +1,278 @@
+"""The plan of a study: its trainings and evaluations, what is there of them, and how long the rest takes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from mt3.adaptation.adapter import Adapter
+from mt3.config.config import Config, make_config, warm_config
+from mt3.config.methods import METHODS
+from mt3.data import Dataset
+from mt3.evaluation.evaluate import TestImages, make_protocol, share_done
+from mt3.models.classifier import MT3Model
+from mt3.models.store import load, read_run
+from mt3.reporting.published import published_table
+from mt3.reporting.table import Cell, Line, Table, markdown
+from mt3.studies.ablations import SWEEPS, SWEPT, TRAINED, label
+from mt3.studies.clock import Clock, same_cost
+from mt3.support.errors import InputError, name_list
+from mt3.support.progress import duration
+from mt3.support.threads import thread_share
+from mt3.training.runs import WARM, count_steps, steps_done, trained_steps
+from mt3.training.state import build_model
+
+IMAGES = {"digits": 50}  # test images under each corruption; of other data all
+SWEEP_IMAGES = {"digits": 25}
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is to be reproduced."""
+
+    out: Path
+    images: TestImages
+    preset: str
+    methods: Sequence[str]
+    seeds: int  # 0 to this, exclusive
+    corruptions: list[str]
+    severities: list[int]
+    limit: int | None = None  # test images; None: as IMAGES says
+    sweep_limit: int | None = None
+    ablations: Sequence[str] = ()
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # fields of all trainings
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    data_dir: Path | None = None  # noted down in the runs
+    jobs: int = 1  # runs at a time, each in a process of its own with its share of the threads
+
+    @property
+    def dataset(self) -> Dataset:
+        assert self.images.dataset is not None
+        return self.images.dataset
+
+    @property
+    def threads(self) -> int:
+        """Of each job."""
+        return thread_share(self.jobs)
+
+    @property
+    def sources(self) -> list[tuple[str, int]]:
+        return [(name, severity) for severity in self.severities for name in self.corruptions]
+
+    def count(self, sweep: bool = False) -> int:
+        """Test images under each corruption."""
+        name, available = self.dataset.name, len(self.images.labels)
+        count = min(IMAGES.get(name, available) if self.limit is None else self.limit, available)
+        if not sweep:
+            return count
+        return min(SWEEP_IMAGES.get(name, count) if self.sweep_limit is None else self.sweep_limit, count)
+
+
+class Training(NamedTuple):
+    """One run: of a method or of a trained ablation, with one seed."""
+
+    name: str
+    config: Config
+    folder: Path
+    ablation: str = ""
+
+
+class Test(NamedTuple):
+    """One evaluation of a run; `setting` is what departs from how the model adapts by itself."""
+
+    training: Training
+    file: Path
+    setting: dict[str, Any]
+    sweep: bool = False
+
+
+class Part(NamedTuple):
+    """A training, or evaluations of its model: how much of it is there, and how many seconds the rest takes."""
+
+    title: str
+    share: float
+    seconds: float
+    training: Training
+    tests: Sequence[Test] = ()  # those that are missing; of a training none
+
+
+def paper_methods(data: str) -> list[str]:
+    """The trainings that give the rows of the paper's table for this data; of data that it does not have, all five."""
+    rows = published_table(data) or published_table("cifar10") or {}
+    return [m.name for m in METHODS.values() if m.before in rows]
+
+
+def starts_of(training: Training) -> list[Training]:
+    """The trainings that come before one, in the run's own folders; the last begins from nothing."""
+    first = warm_config(training.config)
+    if first is None:
+        return []
+    start = Training(f"start of {training.name}", first, training.folder / WARM)
+    return [start, *starts_of(start)]
+
+
+def plan_trainings(study: Study) -> list[Training]:
+    """The runs, seed by seed; ablations come after all methods."""
+    found = []
+    for seed in range(study.seeds):
+        for method in study.methods:
+            config = make_config(method, study.dataset.name, study.preset, seed, study.overrides)
+            found.append(Training(f"{method}, seed {seed}", config, study.out / method / f"seed-{seed}"))
+    for seed in range(study.seeds):
+        default = make_config("mt3", study.dataset.name, study.preset, seed, study.overrides)
+        for name in study.ablations:
+            if name in TRAINED:
+                overrides = {**study.overrides, **TRAINED[name]}
+                config = make_config("mt3", study.dataset.name, study.preset, seed, overrides)
+                if config == default:
+                    raise InputError(f"mt3 is trained as the ablation {label(name)} already; drop one of the two.")
+                folder = study.out / "ablations" / name / f"seed-{seed}"
+                found.append(Training(f"mt3 {name}, seed {seed}", config, folder, name))
+    return found
+
+
+def plan_tests(study: Study, training: Training) -> tuple[list[Test], dict[str, list[Test]]]:
+    """The run's main evaluation, and those of its sweeps; a setting that sweeps share has one evaluation."""
+    main = Test(training, training.folder / "evaluation.json", {})
+    sweeps: dict[str, list[Test]] = {}
+    if training.ablation or training.config.method not in SWEPT:
+        return [main], sweeps
+    own = {"steps": training.config.test_steps, "views": training.config.test_views, "lr": training.config.test_lr}
+    owns = [] if study.count(sweep=True) == study.count() else [Test(training, _beside(training, "own"), {}, True)]
+    for name in study.ablations:
+        if name in SWEEPS:
+            values = [v * own["lr"] if name == "lr" else v for v in SWEEPS[name]]
+            points = [Test(training, _beside(training, f"{name}-{v:g}"), {name: v}, True) for v in values]
+            sweeps[name] = [*owns, *(test for test, v in zip(points, values, strict=True) if v != own[name])]
+            owns = []
+    return [main], sweeps
+
+
+def _beside(training: Training, name: str) -> Path:
+    return training.folder / f"sweep-{name}.json"
+
+
+def check_study(study: Study, trainings: Sequence[Training]) -> None:
+    """Refuse at once what would be refused after hours."""
+    swept = [name for name in study.ablations if name in SWEEPS]
+    if swept and not set(SWEPT) & set(study.methods):
+        raise InputError(
+            f"The ablation {swept[0]} evaluates {' and '.join(SWEPT)}, of which none is trained; add one to --methods."
+        )
+    if min(study.count(), study.count(sweep=True)) < 2:
+        raise InputError("The controls adapt on another image, so they need at least 2 images; raise --limit.")
+    for config in dict.fromkeys(same_cost(t.config) for t in trainings):
+        for one in (config, *(start.config for start in starts_of(Training("", config, study.out)))):
+            build_model(one, study.dataset)
+            count_steps(one, study.dataset)
+
+
+def make_parts(study: Study, trainings: Sequence[Training]) -> list[Part]:
+    """All that belongs to the study, with what is there of it and what the rest costs."""
+    clock = Clock(study.dataset, study.device, study.threads)
+    parts: list[Part] = []
+    swept: list[Part] = []
+    warm_starts: set[Config] = set()  # that will be there by then
+    for training in trainings:
+        part, model = _training_part(study, training, clock, warm_starts)
+        parts.append(part)
+        tests, sweeps = plan_tests(study, training)
+        parts.append(_test_part(study, f"evaluate {training.name}", training, tests, model, clock))
+        for name, found in sweeps.items():
+            title = f"evaluate {training.name}, {len(found)} settings of {name}"
+            swept.append(_test_part(study, title, training, found, model, clock))
+    return parts + swept
+
+
+def _training_part(
+    study: Study, training: Training, clock: Clock, warm_starts: set[Config]
+) -> tuple[Part, MT3Model | None]:
+    """The training and, if it is finished, its model."""
+    config, folder = training.config, training.folder
+    title = f"train {training.name}"
+    done = steps_done(config, folder)
+    if done is None:
+        return Part(title, 1.0, 0.0, training), load(folder).to(study.device)
+    total = count_steps(config, study.dataset)[1]
+    seconds = clock.step(config)
+    there, left = done * seconds, (total - done) * seconds
+    whole = there + left
+    for start in starts_of(training):
+        title += f" after {start.config.method}"
+        warm_total, warm_done = count_steps(start.config, study.dataset)[1], steps_done(start.config, start.folder)
+        warm_left = 0 if warm_done is None else warm_total - warm_done
+        there += (warm_total - warm_left) * clock.step(start.config)
+        whole += warm_total * clock.step(start.config)
+        left += 0 if start.config in warm_starts else warm_left * clock.step(start.config)
+        warm_starts.add(start.config)
+    return Part(title, min(0.99, there / whole), left, training), None
+
+
+def _test_part(
+    study: Study, title: str, training: Training, tests: Sequence[Test], model: MT3Model | None, clock: Clock
+) -> Part:
+    """Evaluations of one run; without its model nothing of them can be there."""
+    shares = [0.0 if model is None else share_done(t.file, _protocol(study, t, model)) for t in tests]
+    sources = len(study.sources) + 1  # and the clean images
+    todo = [(t, share) for t, share in zip(tests, shares, strict=True) if share < 1]
+    seconds = sum((1 - share) * sources * study.count(t.sweep) * _image_seconds(t, clock) for t, share in todo)
+    share = sum(shares) / max(1, len(shares)) if todo else 1.0
+    return Part(title, share, seconds, training, [test for test, _ in todo])
+
+
+def _image_seconds(test: Test, clock: Clock) -> float:
+    config = test.training.config
+    views = test.setting.get("views", config.test_views)
+    return clock.image(config, test.setting.get("steps", config.test_steps), views)
+
+
+def _protocol(study: Study, test: Test, model: MT3Model) -> dict[str, Any]:
+    adapter = None if model.selfsup == "none" else Adapter(model, **test.setting)
+    controls, about = controls_of(test, model), about_test(study, test)
+    count = study.count(test.sweep)
+    return make_protocol(model, study.images, study.sources, count, adapter, controls, 0, None, about)
+
+
+def controls_of(test: Test, model: MT3Model) -> bool:
+    return model.selfsup != "none" and not test.sweep
+
+
+def about_test(study: Study, test: Test) -> dict[str, Any]:
+    config, folder = test.training.config, test.training.folder
+    about = {"data": study.dataset.name, "method": config.method, "preset": config.preset, "train_seed": config.seed}
+    about |= trained_steps(read_run(folder), folder)
+    if test.training.ablation:
+        about["ablation"] = label(test.training.ablation)
+    return about | ({"sweep": True} if test.sweep else {})
+
+
+def plan_text(study: Study, parts: Sequence[Part]) -> str:
+    """Every part with its state and its estimate, and the total."""
+    count, sweep_count = study.count(), study.count(sweep=True)
+    swept = f", {sweep_count} for the sweeps" if set(study.ablations) & set(SWEEPS) and sweep_count != count else ""
+    changes = f", with {name_list(f'{k}={v}' for k, v in study.overrides.items())}" if study.overrides else ""
+    lines = []
+    for part in parts:
+        state = "done" if part.share == 1 else f"{100 * part.share:.0f} % done" if part.share else "to do"
+        lines.append(Line(part.title, (Cell(text=state), Cell(text=duration(part.seconds) if part.share < 1 else ""))))
+    todo = [part for part in parts if part.share < 1]
+    report = "to do" if todo or not (study.out / "report" / "report.md").exists() else "done"
+    lines.append(Line("report", (Cell(text=report), Cell())))
+    total = f"{len(parts) - len(todo)} of {len(parts)} parts are done"
+    if todo:
+        total += f"; the others take about {duration(sum(part.seconds for part in todo) / study.jobs)} on this machine"
+        total += f", {study.jobs} runs at a time" if study.jobs > 1 else ""
+    return "\n".join(
+        [
+            f"preset {study.preset} on {study.dataset.name}{changes}",
+            f"seeds {name_list(range(study.seeds))}, into {study.out}",
+            f"{count} test images under each of {len(study.corruptions)} corruptions, "
+            f"severity {name_list(study.severities)}{swept}",
+            "",
+            markdown(Table("plan", "", "part", ("state", "estimate"), tuple(lines))),
+            "",
+            f"{total}.",
+        ]
+    )

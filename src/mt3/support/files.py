@@ -1,0 +1,169 @@
+"""Files that appear whole or not at all."""
+
+import errno
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from mt3.support.errors import InputError
+
+RUN_FILE = "run.json"  # config, progress and time of a training run
+METRICS_FILE = "metrics.jsonl"
+MAX_DEPTH = 50  # of objects and lists in one another; files of this package have up to six
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; rename it onto `path` if the block succeeds, delete it if not."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    except OSError as error:
+        raise InputError(f"Cannot write {path}: {error.strerror}; choose a directory you may write to.") from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files private
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(
+            f"Cannot write {path}: {error.strerror or error}; make room, or choose a place you may write to."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_can_write(path: str | Path) -> None:
+    """Refuse a file that cannot be written, before the work whose result it is to hold."""
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"Cannot write {path}: it is a directory; give the name of a file.")
+    with suppress(_Discard), atomic_path(path):
+        raise _Discard
+
+
+class _Discard(Exception):  # noqa: N818
+    pass
+
+
+def remove_leftovers(path: str | Path) -> None:
+    """Delete what `atomic_path(path)` left behind in a process that was killed; nobody may be writing `path` now."""
+    path = Path(path)
+    for temporary in path.parent.glob(f".{escape(path.name)}.????????.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_writer(directory: Path) -> Iterator[None]:
+    """Keep a second process out of `directory` for the block; the lock ends with this process, however it ends."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    try:
+        handle = os.open(directory, os.O_RDONLY)
+    except OSError as error:
+        raise InputError(f"Cannot open {directory}: {error.strerror}; choose a directory you may write to.") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not directory.exists():  # who had the lock has just removed it
+                raise BlockingIOError
+        except BlockingIOError:
+            raise InputError(
+                f"Another process is writing to {directory}; wait until it ends, or choose another --out."
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def own_directory(directory: Path) -> Iterator[None]:
+    """Be the only writer of `directory` for the block, which makes it first; what was made in vain is removed again."""
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"Cannot write {directory}: {error.strerror}; choose another --out.") from error
+    with only_writer(directory):
+        try:
+            yield
+        finally:
+            for folder in made:
+                with suppress(OSError):  # something is in it
+                    folder.rmdir()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text`, atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def read_text(path: str | Path) -> str:
+    """The file's text, or one sentence on why not."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise InputError(f"Cannot read {path}: {reason}; give a text file.") from error
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write `value` as readable JSON, atomically."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def parse_json(text: str) -> Any:
+    """The value of JSON text; a ValueError also where it is nested so deeply that to look at it would fail later."""
+    with suppress(RecursionError):
+        value = json.loads(text)
+        if not _is_deeper(value, MAX_DEPTH):
+            return value
+    raise ValueError(f"it is nested in more than {MAX_DEPTH} levels")
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deeper(item, levels - 1) for item in inside)
+
+
+def load_json(path: str | Path) -> Any:
+    """The value in a JSON file; raises OSError where there is no file to read and ValueError where it is not JSON."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "It is a directory, a pipe or a device, not a file")
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Read a JSON object, with a clear error when the file is missing or is something else."""
+    try:
+        value = load_json(path)
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON ({error}); delete it or give another file.") from error
+    if not isinstance(value, dict):
+        raise InputError(
+            f"{path} must hold a JSON object, got a {type(value).__name__}; delete it or give another file."
+        )
+    return value

@@ -1,0 +1,261 @@
+"""Training: one loop over steps, whatever the loss."""
+
+import copy
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mt3.adaptation.adapter import clip_gradients, stack_size
+from mt3.config.config import Config
+from mt3.data import Dataset
+from mt3.models.classifier import MT3Model
+from mt3.models.store import read_run, save_checkpoint, save_model
+from mt3.support.errors import InputError
+from mt3.support.files import METRICS_FILE, RUN_FILE, write_json
+from mt3.support.precision import choose_precision
+from mt3.support.progress import Progress
+from mt3.support.signals import Stop, Stopped, stop_on_signals
+from mt3.support.threads import count_threads, side_by_side
+from mt3.training.losses import LOSSES, draw_step_task, stack_tasks
+from mt3.training.runs import WARM, Link, cut_metrics, open_chain, owner_of, remove_run_leftovers
+from mt3.training.state import State, make_state, restore_state, state_tensors
+
+SNAPSHOTS = "snapshots"  # where a run keeps models from along the way
+LR_DROP = 0.1  # Sun et al.'s factor at each milestone
+
+
+def gradient_of_step(
+    state: State, images: Tensor, labels: Tensor, config: Config, step: int, steps_per_epoch: int, log: bool
+) -> dict[str, float]:
+    """Set the gradient of the mean loss over the step's tasks; returns what to log.
+
+    Each thread holds the graph of one stack of tasks, which is freed before its next; large networks have stacks of one
+    task. The one batch of cross-entropy or joint training has all threads for each operation.
+    """
+    parameters = list(state.model.parameters())
+
+    def stack_gradient(model: MT3Model, numbers: Sequence[int]) -> tuple[Sequence[Tensor | None], dict[str, Tensor]]:
+        tasks = [draw_step_task(images, labels, config, step, steps_per_epoch, number) for number in numbers]
+        loss = LOSSES[config.training](replace(state, model=model), stack_tasks(tasks), config, log)
+        share = len(numbers) / config.tasks
+        gradients = torch.autograd.grad(share * loss.total, parameters, allow_unused=True)
+        return gradients, {n: share * v.detach() for n, v in ({"loss": loss.total} | loss.metrics).items()}
+
+    images_in_pass = config.task_size + 2 * (config.view_images or config.task_size)
+    size = stack_size(state.model, config.tasks, images_in_pass)
+    stacks = [range(config.tasks)[start : start + size] for start in range(0, config.tasks, size)]
+    state.optimizer.zero_grad()
+    sums: dict[str, Tensor] = {}
+    threads = count_threads(state.model, len(stacks))
+    for gradients, metrics in side_by_side(stack_gradient, state.model, stacks, threads):
+        for p, g in zip(parameters, gradients, strict=True):  # in the stacks' order, whatever the threads
+            if g is not None:
+                p.grad = g if p.grad is None else p.grad.add_(g)
+        for name, value in metrics.items():
+            sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value
+    return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
+
+
+def apply_gradient(state: State, config: Config, step: int, total_steps: int, steps_per_epoch: int) -> dict[str, float]:
+    """Clip the gradient, take the optimizer's step and move the average; returns what to log."""
+    parameters = [p for p in state.model.parameters() if p.grad is not None]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    clipped, norm = clip_gradients(gradients, config.clip, config.clip_mode)
+    grad_norm = float(norm)
+    if not math.isfinite(grad_norm):
+        return {"grad_norm": grad_norm}
+    for p, g in zip(parameters, clipped, strict=True):
+        p.grad = g
+    lr = config.lr * lr_factor(config, step, total_steps, steps_per_epoch)
+    for group in state.optimizer.param_groups:
+        group["lr"] = lr
+    state.optimizer.step()
+    if state.ema is not None:
+        momentum = ema_momentum(config, step, total_steps)
+        online = [p.detach() for p in state.model.parameters()]
+        torch._foreach_lerp_(list(state.ema.values()), online, 1 - momentum)
+    if state.average is not None:
+        # early on the mean of all steps so far, so that the start does not linger
+        decay = min(config.average, (1 + step) / (10 + step))
+        online = [p.detach() for p in state.model.parameters()]
+        torch._foreach_lerp_(list(state.average.values()), online, 1 - decay)
+    return {"grad_norm": grad_norm, "lr": lr}
+
+
+def lr_factor(config: Config, step: int, total_steps: int, steps_per_epoch: int) -> float:
+    """What the learning rate is multiplied by at this step: a linear warm-up, then the schedule over what is left."""
+    warm = round(config.warmup * total_steps)
+    if step < warm:
+        return (step + 1) / warm
+    done = (step - warm) / (total_steps - warm)  # 0 to below 1
+    if config.schedule == "linear":
+        return config.final_lr + (1 - config.final_lr) * (1 - done)
+    if config.schedule == "cosine":
+        return config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * done))
+    if config.schedule == "step":
+        return LR_DROP ** sum(step >= m * steps_per_epoch for m in config.milestones)
+    return 1.0
+
+
+def ema_momentum(config: Config, step: int, total_steps: int) -> float:
+    """The moving average's momentum: constant, or rising to 1 on a cosine as in BYOL."""
+    if config.ema_schedule == "constant":
+        return config.ema_momentum
+    return 1 - (1 - config.ema_momentum) * (math.cos(math.pi * step / total_steps) + 1) / 2
+
+
+def train(
+    config: Config,
+    dataset: Dataset,
+    out: Path,
+    device: torch.device | str = "cpu",
+    max_steps: int | None = None,
+    resume: bool = False,
+    init: Path | None = None,
+    tensorboard: bool = False,
+    data_dir: Path | None = None,
+) -> MT3Model | None:
+    """Train as the config says, into the run directory `out`, and return the model.
+
+    A training that the config has come first goes to `out/warm`, unless `init` is given. `max_steps`, which counts from
+    its first step on, stops early without changing the schedule; None is returned if that one is not finished by then.
+    Resuming later goes on as if it had not stopped: a run killed at any step and resumed ends with the same bits as one
+    that was not. A signal to end waits for the step under way, which is saved, and raises `Stopped` then. `data_dir` is
+    only noted down, for evaluating later.
+    """
+    device = torch.device(device)
+    config = settle_precision(config, out, device)
+    noted = {"data_dir": None if data_dir is None else str(data_dir.resolve())}
+    with ExitStack() as held:
+        chain = [link._replace(run=link.run | noted) for link in open_chain(held, config, dataset, out, resume, init)]
+        for link in chain:  # settings that are refused leave nothing behind
+            make_state(link.config, dataset, torch.device("cpu"), None if link.run["init"] == WARM else link.init)
+        board = _tensorboard() if tensorboard else None
+        for link in chain:
+            remove_run_leftovers(link.out)
+            write_json(link.out / RUN_FILE, link.run)
+        with stop_on_signals(at_once=False) as stop:
+            left = list(chain)
+            while left:
+                link = left.pop(0)
+                last_step = link.total_steps
+                if max_steps is not None:
+                    last_step = min(last_step, max(0, max_steps - link.before))
+                writer = board(str(out / "tensorboard")) if board is not None and not left else None
+                model, step = _train_link(link, dataset, device, last_step, stop, writer)
+                if step < link.total_steps or stop.number is not None:
+                    break
+            done = link.before + step
+            for later in left:
+                write_json(later.out / RUN_FILE, later.run | later.progress(0, done))
+    if stop.number is not None:
+        raise Stopped(stop.number, f"stopped after {done} of {chain[-1].before + chain[-1].total_steps} steps")
+    return None if left else model
+
+
+def _train_link(
+    link: Link, dataset: Dataset, device: torch.device, last_step: int, stop: Stop, writer: Any
+) -> tuple[MT3Model, int]:
+    """Train until `last_step`, or until asked to stop, and save; returns the model and after which step it is."""
+    config, out, steps_per_epoch, total_steps = link.config, link.out, link.steps_per_epoch, link.total_steps
+    state = make_state(config, dataset, device, link.init)
+    start, seconds = 0, 0.0
+    if link.found is not None:
+        start, tensors, seconds = link.found
+        restore_state(state, tensors)
+    cut_metrics(out / METRICS_FILE, start)
+    images = torch.from_numpy(dataset.train_images).permute(0, 3, 1, 2).contiguous().to(device)
+    labels = torch.from_numpy(dataset.train_labels).to(device)
+    began = time.monotonic() - seconds
+    step = saved = start
+    try:
+        with (
+            open(out / METRICS_FILE, "a", encoding="utf-8") as metrics_file,
+            Progress(f"train {config.method}", last_step, "steps", start) as progress,
+        ):
+            while step < last_step and stop.number is None:
+                log = (step + 1) % config.log_every == 0
+                metrics = gradient_of_step(state, images, labels, config, step, steps_per_epoch, log)
+                metrics |= apply_gradient(state, config, step, total_steps, steps_per_epoch)
+                if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
+                    kept = f"the last good checkpoint, step {saved}, stays" if saved else "there is no checkpoint yet"
+                    raise InputError(
+                        f"The loss or its gradient is not finite at step {step + 1} (loss {metrics['loss']}, gradient "
+                        f"norm {metrics['grad_norm']}); {kept}: lower lr."
+                    )
+                step += 1
+                if log:
+                    record = {"step": step, "epoch": step / steps_per_epoch, **metrics}
+                    metrics_file.write(json.dumps(record) + "\n")
+                    if writer is not None:
+                        for name, value in metrics.items():
+                            writer.add_scalar(name, value, step)
+                if config.snapshot_every and step % config.snapshot_every == 0:
+                    save_model(finished_model(state), out / SNAPSHOTS / f"step-{step:08d}")
+                if step % config.checkpoint_every == 0 and step < last_step:
+                    metrics_file.flush()
+                    saved = _save(link, state, step, time.monotonic() - began)
+                progress.advance(note=_note(metrics))
+    finally:
+        if writer is not None:
+            writer.close()
+    seconds = time.monotonic() - began
+    if step > saved:
+        _save(link, state, step, seconds)
+    model = finished_model(state)
+    save_model(model, out)
+    told = link.run | link.progress(step, link.before + step) | {"seconds": round(seconds, 3)}
+    write_json(out / RUN_FILE, told)
+    return model.eval(), step
+
+
+def finished_model(state: State) -> MT3Model:
+    """The model that a training gives if it ends here: with the averaged weights, if there are any."""
+    if state.average is None:
+        return state.model
+    model = copy.deepcopy(state.model)
+    model.load_state_dict(state.average)
+    return model
+
+
+def settle_precision(config: Config, out: Path, device: torch.device) -> Config:
+    """Replace "auto" by what the run in `out` has, or else by what the device is made for."""
+    if config.precision != "auto":
+        return config
+    begun = read_run(out)
+    if begun:
+        return replace(config, precision=begun["config"].get("precision", "float32"))
+    precision, reason = choose_precision(device)
+    print(f"precision auto: {precision}, since {reason}", file=sys.stderr)
+    return replace(config, precision=precision)
+
+
+def _save(link: Link, state: State, step: int, seconds: float) -> int:
+    save_checkpoint(link.out, step, state_tensors(state), seconds, owner_of(link.run))
+    return step
+
+
+def _note(metrics: dict[str, float]) -> str:
+    note = f"loss {metrics['loss']:.3f}"
+    if "accuracy_after" in metrics and "accuracy_before" in metrics:
+        return note + f", accuracy {100 * metrics['accuracy_before']:.0f} -> {100 * metrics['accuracy_after']:.0f} %"
+    return note
+
+
+def _tensorboard() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError(
+            "TensorBoard is not installed; pip install 'mt3[tensorboard]' or drop --tensorboard."
+        ) from None
+    return SummaryWriter

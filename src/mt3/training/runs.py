@@ -1,0 +1,180 @@
+"""Run directories: what they hold, how far they are, whether they may be continued."""
+
+import hashlib
+import json
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mt3.config.config import BOOKKEEPING, Config, config_from_dict, config_to_dict, warm_config
+from mt3.data import Dataset
+from mt3.models.store import MODEL_FILES, Checkpoint, find_model, load, load_checkpoint, newest_step, read_run
+from mt3.support.errors import InputError, name_list
+from mt3.support.files import METRICS_FILE, RUN_FILE, atomic_path, own_directory, parse_json, remove_leftovers
+
+WARM = "warm"  # where a run keeps the training that comes first, and the `init` of such a run
+
+
+class Link(NamedTuple):
+    """A training of a chain: a run, or one that comes before it and gives it its weights."""
+
+    config: Config
+    out: Path
+    run: dict[str, Any]  # what its run.json says while it is being trained
+    found: Checkpoint | None  # with which it goes on
+    before: int  # steps of the trainings that come before it
+    steps_per_epoch: int
+    total_steps: int
+
+    @property
+    def init(self) -> Path | None:
+        """Whose weights it begins with."""
+        if self.found is not None or self.run["init"] is None:
+            return None
+        return self.out / WARM if self.run["init"] == WARM else Path(self.run["init"])
+
+    def progress(self, step: int, done: int) -> dict[str, Any]:
+        """What run.json says after `step` steps of its own and `done` of the whole chain up to here."""
+        whole = {"step": done, "total_steps": self.before + self.total_steps}
+        return {"step": step, "total_steps": self.total_steps, "chain": whole}
+
+
+def images_per_task(config: Config) -> int:
+    """How many different images a task is made of."""
+    return config.task_images or config.task_size
+
+
+def count_steps(config: Config, dataset: Dataset) -> tuple[int, int]:
+    """Steps of an epoch and of the whole training."""
+    images_per_step = config.tasks * images_per_task(config)
+    steps_per_epoch = len(dataset.train_images) // images_per_step
+    if steps_per_epoch == 0:
+        raise InputError(
+            f"A step needs {images_per_step} images, but {dataset.name} has {len(dataset.train_images)} to train on; "
+            "lower tasks or task_size."
+        )
+    return steps_per_epoch, max(1, round(config.epochs * steps_per_epoch))
+
+
+def _count_chain(config: Config | None, dataset: Dataset) -> int:
+    """Steps of a training and of those that come before it."""
+    return 0 if config is None else count_steps(config, dataset)[1] + _count_chain(warm_config(config), dataset)
+
+
+def open_chain(
+    held: ExitStack, config: Config, dataset: Dataset, out: Path, resume: bool, init: Path | None
+) -> list[Link]:
+    """The trainings that the run in `out` still needs, that which comes first first; `held` keeps others out of them.
+
+    A start is finished before what follows begins: where that has steps of its own, or the start is finished, it is not
+    among them. Nothing is written.
+    """
+    steps_per_epoch, total_steps = count_steps(config, dataset)
+    held.enter_context(own_directory(out))
+    run = check_run(out, config, resume, init)
+    found = load_checkpoint(out, owner_of(run)) if resume else None
+    first = warm_config(config) if run["init"] == WARM else None
+    starts: list[Link] = []
+    if first is not None and found is None and steps_done(first, out / WARM) is not None:
+        starts = open_chain(held, first, dataset, out / WARM, resume=True, init=None)
+    before = _count_chain(first, dataset)
+    return [*starts, Link(config, out, run, found, before, steps_per_epoch, total_steps)]
+
+
+def owner_of(run: dict[str, Any]) -> str:
+    """What a run's checkpoints are known by: how it is trained, and from what; a field's default need not be told."""
+    defaults = config_to_dict(Config())
+    told = {k: v for k, v in run["config"].items() if k not in BOOKKEEPING and v != defaults[k]}
+    return hashlib.blake2b(json.dumps([told, run["init"]], sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def trained_steps(run: dict[str, Any], where: Path) -> dict[str, int]:
+    """How far the model beside a run.json was trained, what came first included; of a model that is no run nothing."""
+    if not run:
+        return {}
+    if "step" not in run:
+        raise InputError(f"The run in {where} is not finished; continue it with --resume.")
+    told = run.get("chain", run)
+    step, total = (told.get(key) if isinstance(told, dict) else told for key in ("step", "total_steps"))
+    if not (isinstance(step, int) and isinstance(total, int) and 0 <= step <= total):
+        raise InputError(f"{where / RUN_FILE} is damaged: expected step to be a number up to total_steps, got {step}.")
+    return {"trained_steps": step, "total_steps": total}
+
+
+def remove_run_leftovers(out: Path) -> None:
+    """Delete what a training that was killed had not yet renamed; nobody else may be training in `out`."""
+    remove_leftovers(out / RUN_FILE)
+    remove_leftovers(out / METRICS_FILE)
+    for path in (out / "checkpoints").glob(".step-*.tmp"):
+        path.unlink(missing_ok=True)
+    for folder in out.glob(".model-????????"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def steps_done(config: Config, out: Path) -> int | None:
+    """After which step `out` would be resumed, or None if it is finished; a run with other settings is refused."""
+    run = read_run(out)
+    check_run(out, config, resume=True, init=None)
+    if run.get("step") is not None and run["step"] == run.get("total_steps"):
+        load(out)  # refuses a model that is missing or damaged
+        return None
+    return newest_step(out)
+
+
+def check_run(out: Path, config: Config, resume: bool, init: Path | None) -> dict[str, Any]:
+    """What run.json will say; refuses a directory that holds a run, unless it is to be resumed with its config."""
+    now = config_to_dict(config)
+    given = None if init is None else _name_init(init)
+    own = None if config.warm_method is None else WARM
+    run: dict[str, Any] = {"config": now, "init": own if given is None else given}
+    old = read_run(out)
+    if not old and any((out / name).exists() for name in ("checkpoints", *MODEL_FILES)):
+        raise InputError(f"{out} holds a model or checkpoints but no {RUN_FILE}; choose another --out.")
+    if old:
+        if not resume:
+            raise InputError(f"{out} already holds a run; pass --resume to continue it, or choose another --out.")
+        before = config_to_dict(config_from_dict(old["config"]))
+        if now["precision"] == "auto":
+            now["precision"] = before["precision"]
+        changed = [k for k in now if before[k] != now[k] and k not in BOOKKEEPING]
+        if given is not None and given != old.get("init"):
+            raise InputError(f"The run in {out} was started from {old.get('init')}, not from {init}; drop --init.")
+        if changed:
+            raise InputError(
+                f"The run in {out} was started with other settings ({name_list(changed)} differ: "
+                f"{name_list(f'{k}={before[k]}' for k in changed)}); give the same ones or choose another --out."
+            )
+        # its model, if it has one, stays as it is until there is another
+        run |= {key: old[key] for key in ("init", "step", "total_steps", "chain", "seconds") if key in old}
+    return run
+
+
+def _name_init(init: Path) -> str:
+    """The run to begin with, wherever this one is resumed; a model of the package by its name."""
+    return str(init.resolve()) if find_model(init) == init else str(init)
+
+
+def cut_metrics(path: Path, step: int) -> None:
+    """Drop the lines after `step`: those steps are run again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            if parse_json(line)["step"] <= step:
+                kept.append(line + "\n")
+        except (ValueError, KeyError, TypeError):
+            break  # a line cut short by a kill; nothing after it counts
+    with atomic_path(path) as temporary:
+        temporary.write_text("".join(kept), encoding="utf-8")
+
+
+def copy_start(source: Path, target: Path) -> None:
+    """Give a run the training that came first in another one, where that is the same; one that has it keeps it."""
+    if (target / WARM).exists():
+        return
+    copy = target / f".{WARM}"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(source / WARM, copy)
+    copy.rename(target / WARM)

@@ -1,0 +1,68 @@
+"""The model that comes with the package: it loads by name, answers, and its card says what results/ says."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mt3
+from mt3.cli.main import main
+from mt3.data.cifar import CIFAR10_CLASSES
+from mt3.evaluation.evaluate import TestImages, evaluate
+from mt3.models.store import shipped_models, tensors_hash
+from mt3.results.statistics import unpack_correct
+
+ROOT = Path(__file__).parents[2]
+NAME = "cifar10-cpu"
+
+
+def evaluation() -> dict:
+    """The evaluation in results/ of these very weights."""
+    own = tensors_hash(mt3.load(NAME).state_dict())
+    found = [json.loads(path.read_text()) for path in (ROOT / "results" / NAME / "mt3").rglob("evaluation.json")]
+    (result,) = [r for r in found if r["protocol"]["model_hash"] == own]
+    return result
+
+
+def test_it_is_small_and_complete():
+    folder = shipped_models()[NAME]
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "run.json", "README.md"}
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 1.5e6
+    assert tuple(mt3.load(NAME).classes) == CIFAR10_CLASSES
+
+
+def test_predict_by_name(tmp_path, capsys):
+    photo = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(photo).save(tmp_path / "photo.png")
+    assert main(["predict", NAME, str(tmp_path / "photo.png"), "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    model = mt3.load(NAME)
+    logits = mt3.Adapter(model)(torch.from_numpy(photo).permute(2, 0, 1)[None])
+    assert answer["after"]["class"] == model.classes[int(logits.argmax())]
+    assert answer["after"]["probability"] == pytest.approx(logits.softmax(1).max().item(), abs=1e-5)
+
+
+def test_the_card_states_the_accuracies():
+    card, result = (shipped_models()[NAME] / "README.md").read_text(), evaluation()
+    rows = {
+        cells[0].strip(): [c.strip() for c in cells[1:]] for cells in re.findall(r"\| (.+?) \| (.+?) \| (.+?) \|", card)
+    }
+    for label, found in (
+        ("clean", {row: result["clean"][row]["accuracy"] for row in ("before", "after")}),
+        ("15 corruptions, severity 5", result["average"]),
+    ):
+        assert rows[label] == [f"{found['before']:.1f}", f"{found['after']:.1f}"]
+
+
+def test_real_images_give_the_answers_in_results(tmp_path, cifar10):
+    """The first clean test images, before and after adapting."""
+    images = TestImages(cifar10)
+    got = evaluate(mt3.load(NAME), images, [], [5], tmp_path / "r.json", limit=50)
+    for row in ("before", "after"):
+        expected = unpack_correct(evaluation()["clean"]["correct"][row], evaluation()["protocol"]["images"])[:50]
+        same = unpack_correct(got["clean"]["correct"][row], 50) == expected
+        assert same.sum() >= 49  # another machine rounds otherwise
