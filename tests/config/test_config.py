@@ -71,7 +71,7 @@ def test_cifar100_changes_only_the_test_rate_of_mt3(preset):
 
 @pytest.mark.parametrize("preset", preset_names())
 def test_presets_are_whole(preset):
-    text = (resources.files("mt3") / "presets" / f"{preset}.toml").read_text()
+    text = (resources.files("mt3.config") / "presets" / f"{preset}.toml").read_text()
     head = text.split("\n\n")[0]
     assert all(word in head for word in ("Command:", "Duration:", "Expected:"))
     assert set(tomllib.loads(text).get("method", {})) <= set(METHODS)

@@ -708,8 +708,8 @@ def test_without_matplotlib_the_tables_are_written(folder, capsys, monkeypatch):
 
 
 def test_colours_belong_to_methods():
-    assert tuple(COLOURS) == ROWS
-    assert len(set(COLOURS.values())) == len(ROWS)
+    assert tuple(row for row in COLOURS if row != "Supervised with B") == ROWS
+    assert len(set(COLOURS.values())) == len(COLOURS)
 
 
 def test_bars_have_the_methods_colours(folder):

@@ -775,7 +775,7 @@ def test_a_warm_start_comes_first_and_gives_the_weights(tmp_path, digits):
     for a, b in zip(load(tmp_path / "run").parameters(), by_hand.parameters(), strict=True):
         assert torch.equal(a, b)
     with pytest.raises(InputError, match="warm_epochs to be above 0"):
-        small_config(warm_method="jt")
+        small_config(warm_method="jt", warm_epochs=0.0)
     with pytest.raises(InputError, match="already holds a run"):
         train(config, digits, tmp_path / "run")
 

@@ -8,31 +8,11 @@ from typing import Any, Literal
 import numpy as np
 
 from mt3.corruptions import blur, digital, noise, spatter, weather
+from mt3.corruptions.names import HELD_OUT, PAPER
 from mt3.corruptions.pixels import SIZE, Bytes
 from mt3.support.errors import InputError, one_of
 
 __all__ = ["CORRUPTIONS", "HELD_OUT", "PAPER", "Corruption", "apply", "available", "resolve"]
-
-# the 15 the paper reports
-PAPER = (
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "defocus_blur",
-    "glass_blur",
-    "motion_blur",
-    "zoom_blur",
-    "snow",
-    "frost",
-    "fog",
-    "brightness",
-    "contrast",
-    "elastic_transform",
-    "pixelate",
-    "jpeg_compression",
-)
-# the benchmark's other four, kept for tuning
-HELD_OUT = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 
 CHUNK = 128  # images at a time: about 3 MB of doubles, so that temporaries stay in the cache
 

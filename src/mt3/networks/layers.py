@@ -134,7 +134,7 @@ class _Norm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
         last = x.to(weight.dtype, memory_format=LAST)
-        size = x[0].numel() // groups  # values of a group
+        size = x.shape[1:].numel() // groups  # values of a group
         mean = _of_groups(last.sum((2, 3)), groups) / size  # (N, G)
         centre = _pixels(_of_channels(mean, x))
         centred = last - centre if last is x else last.sub_(centre)
@@ -153,7 +153,7 @@ class _Norm(Function):
 
 def _of_groups(of_channels: Tensor, groups: int) -> Tensor:
     """Sums (N, C) over channels to sums (N, G) over groups."""
-    return of_channels.view(len(of_channels), groups, -1).sum(2)
+    return of_channels.view(len(of_channels), groups, of_channels.shape[1] // groups).sum(2)
 
 
 def _of_channels(of_groups: Tensor, x: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class _NormBackward(Function):
         """With xhat = (x - mean) rstd, u = weight g and m() the mean over a group: rstd (u - m(u) - xhat m(u xhat))."""
         ctx.save_for_backward(g, x, weight, mean, rstd)
         ctx.groups = groups
-        size = x[0].numel() // groups
+        size = x.shape[1:].numel() // groups
         g, last = (t.to(weight.dtype, memory_format=LAST) for t in (g, x))
         centre, r = _of_channels(mean, x), _of_channels(rstd, x)
         sum_g = g.sum((2, 3))  # (N, C)
@@ -195,7 +195,7 @@ class _NormBackward(Function):
         _refuse_third_derivative()
         g, x, weight, mean, rstd = ctx.saved_tensors
         dtype, (v, g, x) = x.dtype, (t.to(weight.dtype) for t in (v, g, x))
-        size = x[0].numel() // ctx.groups
+        size = x.shape[1:].numel() // ctx.groups
 
         def m(of_channels: Tensor) -> Tensor:  # sums (N, C) -> means of the groups, for each channel
             return _of_channels(_of_groups(of_channels, ctx.groups) / size, x)

@@ -488,7 +488,10 @@ def component_table(rows: Sequence[Row] = ()) -> Table:
     """Which method is made of what, as the paper lists it, and where `rows` depart from that."""
     words = {"none": "-", "byol": "BYOL", "rotation": "rotation", "ce": "CE", "joint": "joint", "meta": "meta"}
     lines = []
+    there = {row.name for row in rows}
     for m in METHODS.values():
+        if not m.paper and m.before not in there:
+            continue
         for title, adapts in ((m.before, False), (m.after, True)):
             if title is not None:
                 texts = (words[m.selfsup], "yes" if m.batch_aug else "-", words[m.training], "yes" if adapts else "-")

@@ -19,6 +19,7 @@ COLOURS = {  # Okabe and Ito's, told apart by colour-blind readers; a method has
     "JT (Sun et al.)": "#56B4E9",
     "TTT (Sun et al.)": "#0072B2",
     "Baseline (ours)": "#000000",
+    "Supervised with B": "#F0E442",
     "JT (ours)": "#E69F00",
     "TTT (ours)": "#CC79A7",
     "MT": "#009E73",

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mt3.config.methods import Method
-from mt3.corruptions.registry import PAPER
+from mt3.corruptions import PAPER
 from mt3.results.statistics import GAINS, fixed_and_broken, gains, unpack_correct
 from mt3.support.files import load_json
 
