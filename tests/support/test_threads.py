@@ -294,7 +294,7 @@ def test_a_job_that_is_killed_is_an_error(tmp_path):
 
 def test_jobs_end_with_the_process_that_started_them():
     wait = "import os, time; os.write(1, b'.'); time.sleep(60)"
-    start = f"from mt3.workers import run_apart; run_apart(exec, [{wait!r}] * 2, ['a', 'b'], at_once=2)"
+    start = f"from mt3.support.processes import run_apart; run_apart(exec, [{wait!r}] * 2, ['a', 'b'], at_once=2)"
     process = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.read(2) == b".."  # both are at work
