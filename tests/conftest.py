@@ -9,8 +9,11 @@ import torch
 from mt3.data import Dataset, load_cifar10
 from mt3.support.errors import InputError
 
-# a shell starts background jobs with Ctrl-C ignored, and the processes that tests interrupt would inherit that
+# a shell starts background jobs with Ctrl-C ignored, `nohup` with a hang-up, and the processes that tests signal would
+# inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -137,7 +137,7 @@ def test_a_second_call_does_no_work(study, capsys, monkeypatch):
         raise AssertionError("nothing is left to do")
 
     for name in ("reproduce.train", "reproduce.evaluate", "clock.time_step", "clock.time_image"):
-        monkeypatch.setattr(f"mt3.{name}", never)
+        monkeypatch.setattr(f"mt3.studies.{name}", never)
     code, out, _ = run(capsys, *words(study))
     assert code == 0
     assert "14 of 14 parts are done." in out
