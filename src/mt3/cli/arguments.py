@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,14 +17,30 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.set_defaults(parser=self)
+        self._words: list[str] = []
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required"):
+            self._refuse_misspelt_required()
         raise InputError(f"{message[:1].upper()}{message[1:]}; see `{self.prog} --help`.")
 
     def refuse(self, word: str, others: Iterable[str] = ()) -> NoReturn:
         """Refuse an argument that is none of this parser's options, nor of the others that the command takes."""
         close = suggest(word.partition("=")[0], [*self._option_string_actions, *others])
         raise InputError(f"Unexpected argument '{shown(word)}'{close}; see `{self.prog} --help`.")
+
+    def _refuse_misspelt_required(self) -> None:
+        """Where an option that is needed was given under a name like its own, say so rather than that it is missing."""
+        needed = [option for action in self._actions if action.required for option in action.option_strings]
+        missing = [option for option in needed if option not in self._words]
+        for word in self._words:
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in self._option_string_actions and suggest(name, missing):
+                self.refuse(word)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
