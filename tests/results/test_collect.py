@@ -137,6 +137,14 @@ def test_a_run_file_of_another_model_says_nothing(tmp_path):
     assert collect([tmp_path]).main["baseline"][0].settings is None
 
 
+@pytest.mark.parametrize("name", ["method", "data", "preset"])
+def test_a_run_file_with_no_name_for_a_name_is_far_from_every_preset(tmp_path, name):
+    for folder, settings in (("whole", config()), ("odd", config() | {name: [[1]]})):
+        write_run(tmp_path / folder, settings, [])
+        write(tmp_path / folder / "evaluation.json", make_evaluation("mt3", 0 if folder == "whole" else 1, ROWS))
+    assert [e.path.parent.name for e in collect([tmp_path]).main["mt3"]][:1] == ["whole"]
+
+
 def test_what_is_no_evaluation_is_refused(tmp_path):
     with pytest.raises(InputError, match="is not there"):
         collect([tmp_path / "nowhere"])

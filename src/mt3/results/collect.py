@@ -227,7 +227,7 @@ def overrides_of(settings: dict[str, Any]) -> dict[str, Any] | None:
     """The fields in which a training departs from its preset; None if there is no such preset."""
     try:
         preset = make_config(settings["method"], settings["data"], settings["preset"])
-    except (InputError, KeyError):
+    except (InputError, KeyError, TypeError):  # a damaged run.json may have anything for a name
         return None
     return {k: settings.get(k) for k in _changed(settings, _settings(config_to_dict(preset), None))}
 
