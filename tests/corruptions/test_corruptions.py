@@ -843,6 +843,8 @@ def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(InputError) as refusal:
         apply(grey(0, 1), "rain")
     assert str(refusal.value) == f"Unknown corruption 'rain': expected one of {names}."
+    with pytest.raises(InputError, match=r"Unknown corruption '\['fog'\]': expected one of"):
+        apply(grey(128, 1), ["fog"])
     with pytest.raises(InputError) as refusal:
         resolve(["fog", "rain"])
     assert str(refusal.value) == f"Unknown corruption 'rain': expected one of {names}, all, held-out, every."

@@ -135,7 +135,7 @@ def apply(images: Bytes, name: str, severity: int = 5, seed: int = 0, first_inde
 
 
 def _find(name: str, groups: tuple[str, ...] = ()) -> Corruption:
-    if name in CORRUPTIONS:
+    if isinstance(name, str) and name in CORRUPTIONS:
         return CORRUPTIONS[name]
     raise InputError(one_of("corruption", name, (*CORRUPTIONS, *groups)))
 
