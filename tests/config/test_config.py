@@ -116,6 +116,7 @@ def test_overrides_come_last_and_take_text():
         ({"gamma": "-1"}, "Expected gamma not to be negative, got -1"),
         ({"anchor": "-1"}, "Expected anchor not to be negative, got -1"),
         ({"clip": "0"}, "Expected clip to be a norm above 0 or none"),
+        ({"pad": "99999999"}, "Expected pad to be up to 31 pixels, so that a crop shows something, got 99999999"),
         ({"crop_max": "40"}, "crop_max between 20 and 32 pixels, got 40"),
         ({"momentum": "5"}, "momentum between 0 and 1, got 5"),
         ({"milestones": "-3"}, "milestones not to be negative"),

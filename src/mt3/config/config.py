@@ -172,6 +172,8 @@ class Config:
             raise InputError(f"Expected shift_group to divide task_size {self.task_size}, got {self.shift_group}.")
         if any(m < 0 for m in self.milestones):
             raise InputError(f"Expected milestones not to be negative, got {name_list(self.milestones)}.")
+        if self.pad > 31:
+            raise InputError(f"Expected pad to be up to 31 pixels, so that a crop shows something, got {self.pad}.")
         if not 20 <= self.crop_max <= 32:
             raise InputError(f"Expected crop_max between 20 and 32 pixels, got {self.crop_max}.")
         if self.training != "meta" and self.tasks != 1:
