@@ -938,6 +938,8 @@ def test_leftovers_of_a_kill_are_removed(tmp_path, digits):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / ".model-abcd_123").mkdir()
     (tmp_path / ".model-abcd_123" / "config.json").touch()
+    (tmp_path / "snapshots" / "step-00000002" / ".model-abcd_123").mkdir(parents=True)
+    (tmp_path / "snapshots" / "step-00000002" / ".model-abcd_123" / "config.json").touch()
     for name in (*left[:2], *kept):
         (tmp_path / name).write_text("left")
     (tmp_path / "checkpoints").rmdir()  # of a process killed before its first rename

@@ -26,10 +26,9 @@ from mt3.support.progress import Progress
 from mt3.support.signals import Stop, Stopped, stop_on_signals
 from mt3.support.threads import count_threads, side_by_side
 from mt3.training.losses import LOSSES, draw_step_task, stack_tasks
-from mt3.training.runs import WARM, Link, cut_metrics, open_chain, owner_of, remove_run_leftovers
+from mt3.training.runs import SNAPSHOTS, WARM, Link, cut_metrics, open_chain, owner_of, remove_run_leftovers
 from mt3.training.state import State, make_state, restore_state, state_tensors
 
-SNAPSHOTS = "snapshots"  # where a run keeps models from along the way
 LR_DROP = 0.1  # Sun et al.'s factor at each milestone
 
 

@@ -13,6 +13,7 @@ from mt3.models.store import MODEL_FILES, Checkpoint, find_model, load, load_che
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import METRICS_FILE, RUN_FILE, atomic_path, own_directory, parse_json, remove_leftovers
 
+SNAPSHOTS = "snapshots"  # where a run keeps models from along the way
 WARM = "warm"  # where a run keeps the training that comes first, and the `init` of such a run
 
 
@@ -108,7 +109,7 @@ def remove_run_leftovers(out: Path) -> None:
     remove_leftovers(out / METRICS_FILE)
     for path in (out / "checkpoints").glob(".step-*.tmp"):
         path.unlink(missing_ok=True)
-    for folder in out.glob(".model-????????"):
+    for folder in (*out.glob(".model-????????"), *out.glob(f"{SNAPSHOTS}/step-*/.model-????????")):
         shutil.rmtree(folder, ignore_errors=True)
 
 
