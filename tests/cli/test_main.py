@@ -333,7 +333,7 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         ([*train, "--method", "mt3", "--preset", "papr"], "Unknown preset 'papr' (did you mean 'paper'?): expected"),
         ([*train, "--method", "mt3", "--widht", "8"], "Unexpected argument '--widht' (did you mean '--width'?); see"),
         ([*train, "--method", "mt3", "--thraeds=2"], "Unexpected argument '--thraeds=2' (did you mean '--threads'?)"),
-        ([*train, "--metod", "mt3"], "Unexpected argument '--metod' (did you mean '--method'?); see `mt3 train --help`."),
+        ([*train, "--metod", "mt3"], "Unexpected argument '--metod' (did you mean '--method'?); see `mt3 train"),
         (["train", "--method=mt3", "--ot=x"], "Unexpected argument '--ot=x' (did you mean '--out'?)"),
         ([*train, "--width", "8"], "The following arguments are required: --method; see `mt3 train --help`."),
         ([*train, "--method", "mt3", "quickly"], "Unexpected argument 'quickly'; see `mt3 train --help`."),
