@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.func import functional_call
 
 import mt3
@@ -28,7 +28,7 @@ from mt3.config.methods import METHODS
 from mt3.data import Dataset, load_digits
 from mt3.models.store import load, load_checkpoint, read_run, save_checkpoint, tensors_hash
 from mt3.support.errors import InputError
-from mt3.support.files import only_writer
+from mt3.support.files import only_writer, write_json
 from mt3.support.signals import GRACE, Stopped, stop_on_signals
 from mt3.training.loop import apply_gradient, ema_momentum, gradient_of_step, lr_factor, train
 from mt3.training.losses import draw_step_task, draw_task, joint_loss, meta_loss
@@ -446,14 +446,16 @@ def test_damaged_checkpoint_is_refused_and_the_previous_used(tmp_path, digits, c
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
-def edit_metadata(path: Path, **changed: str) -> None:
+def edit_metadata(path: Path, **changed: str | None) -> None:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    save_file(tensors, path, metadata | changed)
+    save_file(tensors, path, {key: value for key, value in (metadata | changed).items() if value is not None})
 
 
-@pytest.mark.parametrize("changed", [{"step": "3"}, {"seconds": "1.000"}, {"run": "0" * 32}, {"more": "1"}])
+@pytest.mark.parametrize(
+    "changed", [{"step": "3"}, {"seconds": "1.000"}, {"run": "0" * 32}, {"more": "1"}, {"hash": None}]
+)
 def test_all_of_a_checkpoint_is_under_its_hash(tmp_path, digits, capsys, changed):
     config = small_config(checkpoint_every=1)
     train(config, digits, tmp_path / "cut", max_steps=2)
@@ -855,6 +857,22 @@ def test_a_start_that_is_no_longer_needed_is_not_trained_again(tmp_path, few, wh
     assert not (tmp_path / "warm").exists()
     assert weights(tmp_path) == weights(whole_chain)
     assert read_run(tmp_path)["chain"] == {"step": 17, "total_steps": 17}
+
+
+@pytest.mark.parametrize("change", ["weights", "unfinished", "shorter"])
+def test_a_start_that_is_not_what_its_training_gave_is_refused(tmp_path, few, change):
+    """Its model is not that of its last checkpoint, or its run.json says that it is finished, and it is not."""
+    train(chain_config(), few, tmp_path, max_steps=10 if change == "weights" else 8)
+    start = tmp_path / "warm" / "warm"
+    if change == "weights":
+        tensors = load_file(start / "model.safetensors")
+        save_file(tensors | {"stem.weight": tensors["stem.weight"] + 1e-3}, start / "model.safetensors")
+    else:
+        step = 10 if change == "unfinished" else 8
+        write_json(start / "run.json", read_run(start) | {"step": step, "total_steps": step})
+    with pytest.raises(InputError, match=r"warm/warm is not what its training of 10 steps gave; delete it"):
+        train(chain_config(), few, tmp_path, resume=True)
+    assert not (tmp_path / "warm" / "checkpoints").exists()
 
 
 def test_a_run_from_a_given_model_is_resumed_from_it(tmp_path, few, whole_chain, monkeypatch):

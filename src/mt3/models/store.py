@@ -83,7 +83,7 @@ def load_checkpoint(run: Path, owner: str | None = None) -> Checkpoint | None:
     for step in reversed(found):
         try:
             tensors, metadata = _read(found[step])
-            if _checkpoint_hash(tensors, metadata) != metadata["hash"]:
+            if _checkpoint_hash(tensors, metadata) != metadata.get("hash"):
                 raise ValueError("its contents do not match their hash")
             if int(metadata["step"]) != step:
                 raise ValueError(f"its name says step {step}, its contents step {metadata['step']}")

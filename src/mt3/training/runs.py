@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 
 from mt3.config.config import BOOKKEEPING, Config, config_from_dict, config_to_dict, warm_config
 from mt3.data import Dataset
-from mt3.models.store import MODEL_FILES, Checkpoint, find_model, load, load_checkpoint, newest_step, read_run
+from mt3.models.store import (
+    MODEL_FILES,
+    Checkpoint,
+    find_model,
+    load,
+    load_checkpoint,
+    newest_step,
+    read_run,
+    tensors_hash,
+)
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import METRICS_FILE, RUN_FILE, atomic_path, own_directory, parse_json, remove_leftovers
 
@@ -77,10 +86,28 @@ def open_chain(
     found = load_checkpoint(out, owner_of(run)) if resume else None
     first = warm_config(config) if run["init"] == WARM else None
     starts: list[Link] = []
-    if first is not None and found is None and steps_done(first, out / WARM) is not None:
-        starts = open_chain(held, first, dataset, out / WARM, resume=True, init=None)
+    if first is not None and found is None:
+        if steps_done(first, out / WARM) is None:
+            check_start(first, dataset, out / WARM)
+        else:
+            starts = open_chain(held, first, dataset, out / WARM, resume=True, init=None)
     before = _count_chain(first, dataset)
     return [*starts, Link(config, out, run, found, before, steps_per_epoch, total_steps)]
+
+
+def check_start(config: Config, dataset: Dataset, out: Path) -> None:
+    """Refuse a finished start whose model is not that of its last checkpoint; one without checkpoints is taken."""
+    if not newest_step(out):
+        return
+    total_steps = count_steps(config, dataset)[1]
+    found = load_checkpoint(out, owner_of(check_run(out, config, resume=True, init=None)))
+    kind = "average." if config.average else "model."
+    step, tensors = (0, {}) if found is None else found[:2]
+    given = {name.removeprefix(kind): t for name, t in tensors.items() if name.startswith(kind)}
+    if step != total_steps or tensors_hash(given) != tensors_hash(load(out).state_dict()):
+        raise InputError(
+            f"The model in {out} is not what its training of {total_steps} steps gave; delete it to train it again."
+        )
 
 
 def owner_of(run: dict[str, Any]) -> str:
