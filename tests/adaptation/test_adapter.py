@@ -14,6 +14,7 @@ from mt3.adaptation.adapter import Adapter, clip_gradients, forward, inner_loop,
 from mt3.adaptation.averages import averaged_logits, image_generator, view_average
 from mt3.config.config import make_config
 from mt3.evaluation.predict import predict
+from mt3.models.classifier import as_float
 from mt3.objectives.selfsup import Views, draw_copies
 from mt3.training.losses import Task, meta_loss
 from mt3.training.state import State
@@ -399,6 +400,22 @@ def test_a_gate_keeps_the_answers_the_model_is_sure_of(model, images):
     torch.testing.assert_close(gated.compare(images).after, expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(Adapter(model, lr=1.0, gate=0.0)(images), before, atol=1e-5, rtol=1e-4)
     assert gated(images[:0]).shape == (0, model.num_classes)
+
+
+def test_many_copies_go_through_the_network_in_parts(images):
+    """Else 10000 of them would take gigabytes."""
+    sizes = []
+
+    def network(batch):
+        sizes.append(batch.shape[-4])
+        return batch.mean((-2, -1))
+
+    scaled = as_float(images[:2])
+    got = averaged_logits(network, images[:2], scaled, 250, 0)
+    assert max(sizes) <= 100
+    assert sum(sizes) == 2 * 251
+    copies = torch.stack([draw_copies(x, 250, image_generator(i, 0)) for i, x in zip(images[:2], scaled, strict=True)])
+    torch.testing.assert_close(got, copies.mean((-2, -1)).softmax(-1).mean(1).log())
 
 
 def test_an_answer_is_averaged_over_copies_of_the_image(model, images):

@@ -55,13 +55,14 @@ def averaged_logits(
 
 
 def _averaged(network: Callable[[Tensor], Tensor], images: Tensor, scaled: Tensor, copies: int, seed: int) -> Tensor:
-    """As `averaged_logits`, in one pass."""
+    """As `averaged_logits`, in one pass where the copies are not many."""
     drawn = [
         draw_copies(image, copies, image_generator(given, seed))
         for given, image in zip(images.flatten(0, -4), scaled.flatten(0, -4), strict=True)
     ]
     batch = torch.stack(drawn).view(*scaled.shape[:-4], -1, *scaled.shape[-3:])
-    return network(batch).view(*scaled.shape[:-3], 1 + copies, -1).softmax(-1).mean(-2).log()
+    logits = torch.cat([network(part) for part in torch.split(batch, UNADAPTED, -4)], dim=-2)
+    return logits.view(*scaled.shape[:-3], 1 + copies, -1).softmax(-1).mean(-2).log()
 
 
 def view_average(model: MT3Model, images: Tensor, seed: int = 0, views: int | None = None) -> Tensor:
