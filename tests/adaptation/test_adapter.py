@@ -516,6 +516,8 @@ def test_bad_images_are_refused(model, images, bad, message):
 def test_bad_adapters_are_refused(model):
     with pytest.raises(mt3.InputError, match="no self-supervised task"):
         Adapter(mt3.MT3Model(10, depth=8, width=4, selfsup="none"))
+    with pytest.raises(mt3.InputError, match="Unknown choice of adapted layers '\\[1 2\\]'"):
+        Adapter(model, adapt_layers=np.array([1, 2]))  # type: ignore[arg-type]
     with_batch_norm = mt3.MT3Model(10, depth=8, width=4)
     with_batch_norm.norm = nn.BatchNorm2d(16)  # type: ignore[assignment]
     with pytest.raises(mt3.InputError, match=r"batch normalisation \(norm\).*use GroupNorm"):

@@ -291,6 +291,11 @@ def test_no_path_is_no_model(tmp_path, monkeypatch, path):
     assert mt3.load(".").num_classes == 4
 
 
+def test_a_name_that_no_path_can_have_is_said():
+    with pytest.raises(mt3.InputError, match=r"^Cannot look into x.*x: File name too long; give the path of a run"):
+        mt3.load("x" * 5000)
+
+
 def test_pickled_weights_are_refused(tmp_path):
     with pytest.raises(mt3.InputError, match=r"got pytorch_model\.bin, which is not unpickled"):
         mt3.MT3Model._load_as_pickle(mt3.MT3Model(4, depth=8, width=4), "x/pytorch_model.bin", "cpu", True)

@@ -43,7 +43,7 @@ def check_cell(selfsup: str, training: str, adapts: bool = False) -> None:
 
 def check_layers(selfsup: str, layers: str) -> None:
     """Refuse a choice of adapted layers that is unknown or could not change an answer."""
-    if layers not in LAYERS:
+    if not isinstance(layers, str) or layers not in LAYERS:
         raise InputError(one_of("choice of adapted layers", layers, LAYERS))
     if (selfsup, layers) == ("rotation", "last"):
         raise InputError(

@@ -148,8 +148,11 @@ def find_model(path: str | Path) -> Path:
     if not isinstance(path, str | Path) or not str(path):
         raise InputError(f"Expected the path of a run or model, or a shipped model's name, got {path!r}.")
     own = Path(path)
-    if any((own / name).exists() for name in (*MODEL_FILES, RUN_FILE)):
-        return own
+    try:
+        if any((own / name).exists() for name in (*MODEL_FILES, RUN_FILE)):
+            return own
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise InputError(f"Cannot look into {own}: {error.strerror}; give the path of a run or model.") from error
     return shipped_models().get(str(path), own)
 
 
