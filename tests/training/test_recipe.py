@@ -153,6 +153,7 @@ def test_zero_init_makes_every_block_the_identity(digits):
         ({"nesterov": True, "momentum": 0.0}, "needs a momentum above 0"),
         ({"shift_group": 3}, "Expected shift_group to divide task_size 8, got 3"),
         ({"smoothing": 1.5}, "Expected smoothing between 0 and 1"),
+        ({"smoothing": 1.0}, "With smoothing 1 a label says nothing; lower it"),
         ({"inner_clip": 0.0}, "Expected inner_clip to be a norm above 0 or none"),
     ],
 )

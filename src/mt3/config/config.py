@@ -166,6 +166,8 @@ class Config:
                 raise InputError(f"Expected {name} between 0 and 1, got {getattr(self, name)}.")
         if not 0 <= self.warmup < 1:
             raise InputError(f"Expected warmup to be a share of the steps from 0 to below 1, got {self.warmup}.")
+        if self.smoothing == 1:
+            raise InputError("With smoothing 1 a label says nothing; lower it.")
         if self.nesterov and not self.momentum:
             raise InputError("Nesterov's momentum needs a momentum above 0; raise momentum or drop nesterov.")
         if self.shift_group is not None and (self.shift_group < 1 or self.task_size % self.shift_group):
