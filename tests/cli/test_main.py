@@ -354,6 +354,14 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         (["evaluate", runs / "mt3", "--data", "cifar"], "Unknown data set 'cifar' (did you mean 'cifar10'?)"),
         (["evaluate", runs / "mt3", "--adapt-layers", "norms"], "adapted layers 'norms' (did you mean 'norm'?)"),
         (["evaluate", runs / "mt3", "--corrupted", digits_c, "--corruptions", "fogg"], "label 77"),
+        (
+            ["evaluate", runs / "mt3", "--ablation", "a\x1b[31m"],
+            "Expected a label of 1 to 255 printable characters for",
+        ),
+        (
+            ["evaluate", runs / "mt3", "--ablation", "a" * 10_000],
+            "Expected a label of 1 to 255 printable characters for",
+        ),
         (["evaluate", runs / "mt3", "--severity", "6"], "Expected severities from 1 to 5, got 6"),
         (["evaluate", runs / "mt3", "--data", "digits", "--corrupted", digits_c], "label 77 at index 0"),
         (["evaluate", tmp / "nowhere"], "is not there"),

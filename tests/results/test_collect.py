@@ -184,6 +184,9 @@ DAMAGE = {
     "the steps to train": lambda v: v["protocol"].update(trained_steps=150),
     "more steps than there are": lambda v: v["protocol"].update(trained_steps=3001, total_steps=3000),
     "the images": lambda v: v["protocol"].update(images=None),
+    "a name that a terminal obeys": lambda v: v["protocol"].update(data="\x1b[31mcifar10"),
+    "a name without end": lambda v: v["protocol"].update(data="x" * 10_000),
+    "a version in several lines": lambda v: v["protocol"].update(versions={"torch": "2\n3"}),
     "the answers": lambda v: [c.update(correct={"same_corruption": "zz"}) for c in v["corruptions"]],
 }
 

@@ -11,7 +11,7 @@ from mt3.cli.arguments import default_jobs, set_up
 from mt3.config.config import FIELDS, make_config
 from mt3.config.methods import METHODS, get_method
 from mt3.studies.ablations import resolve_ablations
-from mt3.support.errors import InputError, name_list, shown
+from mt3.support.errors import NAME, InputError, is_name, name_list, shown
 from mt3.support.files import check_can_write, read_text
 from mt3.support.signals import Stopped
 
@@ -115,6 +115,10 @@ def evaluate_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
         **trained_steps(run, args.model),
     }
     if args.ablation is not None:
+        if not is_name(args.ablation):
+            raise InputError(
+                f"Expected a label of 1 to {NAME} printable characters for --ablation, got '{shown(args.ablation)}'."
+            )
         about["ablation"] = args.ablation
     if dataset is not None and model.classes and tuple(model.classes) != dataset.classes:
         raise InputError(

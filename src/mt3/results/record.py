@@ -1,6 +1,6 @@
 """One evaluation as it lies on disk: what its file says, and whether that is whole. Needs no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mt3.config.methods import Method
 from mt3.corruptions import PAPER
 from mt3.results.statistics import GAINS, fixed_and_broken, gains, unpack_correct
+from mt3.support.errors import is_name
 from mt3.support.files import load_json
 
 CONTROLS = {"clean_other": "unrelated image", "same_corruption": "same corruption"}  # adapted on another image
@@ -174,6 +175,8 @@ def check_whole(evaluation: Evaluation) -> None:
         raise TypeError("data that is no name")
     if not isinstance(protocol.get("versions"), dict | None):
         raise TypeError("versions that are not named")
+    if not all(is_name(text) for text in _texts(protocol)):
+        raise ValueError("a name that is empty, too long or not printable")
     rows = [row for row in ("before", "after", "view_average", *CONTROLS) if evaluation.has(row)]
     if "before" not in rows:
         raise KeyError("before")
@@ -190,6 +193,15 @@ def check_whole(evaluation: Evaluation) -> None:
         if name in result and not all(np.isfinite(float(result[name][key])) for key in ("mean", "low", "high")):
             raise ValueError(f"{name} that is not finite")
     _check_answers(evaluation)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in (*value.keys(), *value.values()) if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def _check_answers(evaluation: Evaluation) -> None:

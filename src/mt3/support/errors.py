@@ -6,6 +6,7 @@ from numbers import Integral, Real
 from typing import Any
 
 ECHO, WORD, SENTENCE = 60, 200, 2000  # characters shown of a value, of a path or another word, of a message
+NAME = 255  # characters of a name, as of a file's
 ALIKE = 0.65  # difflib's ratio from which a name is taken for a misspelt one
 
 
@@ -29,6 +30,11 @@ def shown(value: object, limit: int = ECHO) -> str:
         return text
     end = limit // 3
     return f"{text[: limit - end - 3]}...{text[-end:]}"
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can stand in a table: one line that a terminal only shows, and not a long one."""
+    return 0 < len(text) <= NAME and text.isprintable()
 
 
 def name_list(names: object) -> str:
