@@ -14,12 +14,14 @@ from mt3.support.version import __version__
 
 if TYPE_CHECKING:
     from mt3.adaptation.adapter import Adapter, Comparison
+    from mt3.config.adaptation import Adaptation
     from mt3.models.classifier import MT3Model
     from mt3.models.store import load
 
-__all__ = ["Adapter", "Comparison", "InputError", "MT3Model", "__version__", "corruptions", "load"]
+__all__ = ["Adaptation", "Adapter", "Comparison", "InputError", "MT3Model", "__version__", "corruptions", "load"]
 
 _HOMES = {
+    "Adaptation": "mt3.config.adaptation",
     "Adapter": "mt3.adaptation.adapter",
     "Comparison": "mt3.adaptation.adapter",
     "MT3Model": "mt3.models.classifier",

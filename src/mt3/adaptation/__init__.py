@@ -1,0 +1,1 @@
+"""Adapting: a function of parameters, for training and testing alike."""

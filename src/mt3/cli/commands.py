@@ -4,10 +4,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mt3.cli.arguments import default_jobs, set_up
+from mt3.config.adaptation import FIELDS as FIELDS_OF_ADAPTATION
 from mt3.config.config import FIELDS, make_config
 from mt3.config.methods import METHODS, get_method
 from mt3.studies.ablations import resolve_ablations
@@ -16,7 +18,21 @@ from mt3.support.files import check_can_write, read_text
 from mt3.support.signals import Stopped
 
 if TYPE_CHECKING:
+    from mt3.config.adaptation import Adaptation
     from mt3.data import CorruptedSet, Dataset
+    from mt3.models.classifier import MT3Model
+
+# arguments of `mt3 train` that are fields of `RunOptions`
+RUN_OPTIONS = (
+    "max_steps",
+    "resume",
+    "init",
+    "tensorboard",
+    "data_dir",
+    "log_every",
+    "checkpoint_every",
+    "snapshot_every",
+)
 
 
 def _overrides(args: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:
@@ -53,23 +69,22 @@ def train_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.models.classifier import count_parameters
     from mt3.models.store import read_run
     from mt3.training.loop import train
-    from mt3.training.runs import trained_steps
+    from mt3.training.runs import RunOptions, about_run
 
     device = set_up(args)
     dataset = load_dataset(args.data, args.data_dir, args.download)
     try:
-        model = train(
-            config, dataset, args.out, device, args.max_steps, args.resume, args.init, args.tensorboard, args.data_dir
-        )
+        asked = {name: getattr(args, name) for name in RUN_OPTIONS if getattr(args, name) is not None}
+        model = train(config, dataset, args.out, RunOptions(str(device), **asked))
     except Stopped as stop:
         if str(stop):
             print(f"{stop}; --resume goes on", file=sys.stderr)
         raise
     size = "its start is not finished" if model is None else f"{count_parameters(model)} parameters"
     print(f"{args.out}: {args.method} on {args.data}, {size}")
-    done, total = trained_steps(read_run(args.out), args.out).values()
-    if done < total:
-        print(f"stopped after {done} of {total} steps; --resume goes on")
+    about = about_run(read_run(args.out), args.out) or {}
+    if about["step"] < about["total_steps"]:
+        print(f"stopped after {about['step']} of {about['total_steps']} steps; --resume goes on")
 
 
 def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any], optional: bool) -> "Dataset | None":
@@ -93,64 +108,61 @@ def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any], optional: boo
 
 
 def evaluate_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.evaluation.evaluate import TestImages, evaluate
+    from mt3.evaluation.evaluate import evaluate
+    from mt3.evaluation.protocol import Protocol, TestImages
     from mt3.models.store import find_model, load, read_run, shipped_models
-    from mt3.reporting.report import evaluation_summary
-    from mt3.training.runs import trained_steps
+    from mt3.reporting.summary import evaluation_summary
+    from mt3.training.runs import about_run
 
     device = set_up(args)
     run = read_run(find_model(args.model))  # before the model: a training under way writes it after that
     model = load(args.model).to(device)
     dataset = _dataset_of_run(args, run, optional=args.corrupted is not None)
-    if dataset is not None and dataset.num_classes != model.num_classes:
+    if dataset is not None:
+        _require_same_classes(model, dataset)
+    corrupted, names, severities = _corrupted_images(args, dataset)
+    if args.label and not is_name(args.label):
+        raise InputError(f"Expected a label of 1 to {NAME} printable characters, got '{shown(args.label)}'.")
+    if args.out is None and find_model(args.model) in shipped_models().values():
+        raise InputError(f"{args.model} comes with the package, where no results go; give --out.")
+    out = args.out or args.model / "evaluation.json"
+    protocol = Protocol(
+        tuple(names),
+        tuple(severities),
+        args.limit,
+        args.controls,
+        _adaptation(args, model, args.unadapted),
+        args.seed,
+        args.label,
+        run=about_run(run, args.model),
+    )
+    found = evaluate(model, TestImages(dataset, corrupted, first=args.first), protocol, out)
+    print(evaluation_summary(found))
+    if protocol.run is not None and found.run.unfinished:
+        print(f"{args.model} is not finished: this is after {found.run.progress}; train it with --resume")
+    print(f"wrote {out} and {out.with_suffix('.npz').name}")
+
+
+def _adaptation(args: argparse.Namespace, model: "MT3Model", unadapted: bool = False) -> "Adaptation | None":
+    """How the model adapts: its own way with what the command line replaces, or none."""
+    given = {name: getattr(args, name) for name in FIELDS_OF_ADAPTATION if getattr(args, name, None) is not None}
+    if model.objective is None and given:
+        raise InputError(f"This model has nothing to adapt with; drop --{name_list(given)}.")
+    if unadapted and (given or args.controls):
+        raise InputError("Without adapting there are no views, steps, gate or controls; drop these or --unadapted.")
+    return None if unadapted or model.objective is None else replace(model.adaptation, **given)
+
+
+def _require_same_classes(model: "MT3Model", dataset: "Dataset") -> None:
+    if dataset.num_classes != model.num_classes:
         raise InputError(
             f"The model has {model.num_classes} classes, {dataset.name} {dataset.num_classes}; give its own."
         )
-    corrupted, names, severities = _corrupted_images(args, dataset)
-    about = {
-        "data": (dataset.name if dataset else None) or run.get("config", {}).get("data"),
-        "method": run.get("config", {}).get("method"),
-        "preset": run.get("config", {}).get("preset"),
-        "train_seed": run.get("config", {}).get("seed"),
-        **trained_steps(run, args.model),
-    }
-    if args.ablation is not None:
-        if not is_name(args.ablation):
-            raise InputError(
-                f"Expected a label of 1 to {NAME} printable characters for --ablation, got '{shown(args.ablation)}'."
-            )
-        about["ablation"] = args.ablation
-    if dataset is not None and model.classes and tuple(model.classes) != dataset.classes:
+    if model.classes and tuple(model.classes) != dataset.classes:
         raise InputError(
             f"The model knows {name_list(model.classes[:3])} and so on, {dataset.name} has "
             f"{name_list(dataset.classes[:3])} and so on; give the data that it was trained for."
         )
-    if args.out is None and find_model(args.model) in shipped_models().values():
-        raise InputError(f"{args.model} comes with the package, where no results go; give --out.")
-    out = args.out or args.model / "evaluation.json"
-    result = evaluate(
-        model,
-        TestImages(dataset, corrupted, first=args.first),
-        names,
-        severities,
-        out,
-        args.limit,
-        args.steps,
-        args.lr,
-        args.views,
-        args.seed,
-        args.controls,
-        about,
-        adapt_layers=args.adapt_layers,
-        average=args.average,
-        gate=args.gate,
-        unadapted=args.unadapted,
-    )
-    print(evaluation_summary(result))
-    done, total = (about.get(key) for key in ("trained_steps", "total_steps"))
-    if done != total:
-        print(f"{args.model} is not finished: this is after {done} of {total} steps; train it with --resume")
-    print(f"wrote {out} and {out.with_suffix('.npz').name}")
 
 
 def _corrupted_images(
@@ -187,16 +199,14 @@ def _group_names(asked: Sequence[str], corrupted: "CorruptedSet", severities: Se
 
 def predict_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.data.image_files import read_image, silent_readers
-
-    with silent_readers():
-        read = [read_image(path) for path in args.images]
     from mt3.evaluation.predict import predict
     from mt3.models.store import load
 
-    device = set_up(args)
-    model = load(args.model).to(device)
-    pixels = [image for image, _ in read]
-    answers = predict(model, pixels, args.steps, args.lr, args.views, args.seed, args.average, args.gate)
+    model = load(args.model)
+    with silent_readers():
+        read = [read_image(path, model.size) for path in args.images]
+    model = model.to(set_up(args))
+    answers = predict(model, [image for image, _ in read], _adaptation(args, model), args.seed)
     for answer, file, (_, notes) in zip(answers, args.images, read, strict=True):
         answer |= {"image": str(file), "converted": notes}
     if args.json:
@@ -281,7 +291,7 @@ def reproduce_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
     methods = [name for name in METHODS if name in {get_method(m).name for m in args.methods or ()}]
     ablations = resolve_ablations(args.ablations or [])
     from mt3.data import load_dataset
-    from mt3.evaluation.evaluate import TestImages
+    from mt3.evaluation.protocol import TestImages
     from mt3.studies.plan import Study, paper_methods
     from mt3.studies.reproduce import reproduce
 
@@ -312,7 +322,7 @@ def reproduce_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
 
 
 def report_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.reporting.report import write_report
+    from mt3.reporting.page import write_report
 
     if not args.results and not args.published:
         raise InputError(

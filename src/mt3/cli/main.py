@@ -19,8 +19,9 @@ from mt3.cli.commands import (
     reproduce_command,
     train_command,
 )
+from mt3.config.adaptation import LAYERS
 from mt3.config.config import preset_names
-from mt3.config.methods import LAYERS, METHODS
+from mt3.config.methods import METHODS
 from mt3.config.words import field_help
 from mt3.data.dataset import DATASETS
 from mt3.studies.ablations import ABLATIONS
@@ -55,6 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--max-steps", type=count, help="stop after this many, its start's included; --resume goes on")
     train.add_argument("--resume", action="store_true", help="continue the run in --out, or start it if there is none")
     train.add_argument("--init", type=path, metavar="RUN", help="start from this run's weights")
+    train.add_argument("--log-every", type=count, metavar="N", help="steps from one line of metrics to the next")
+    train.add_argument("--checkpoint-every", type=count, metavar="N", help="steps from one checkpoint to the next")
+    train.add_argument("--snapshot-every", type=count, metavar="N", help="keep the model every so many steps, too")
     train.add_argument("--tensorboard", action="store_true", help="also log for TensorBoard (an extra)")
     data_arguments(train)
     compute_arguments(train)
@@ -73,8 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--corrupted", type=path, metavar="DIR", help="images in the published -C layout")
     evaluate.add_argument("--unadapted", action="store_true", help="the model as it is, without adapting: much faster")
     evaluate.add_argument("--controls", action="store_true", help="also adapt on other images, to split the gain")
-    evaluate.add_argument("--adapt-layers", help=f"what adapts: {name_list(LAYERS)} (default: the model's)")
-    evaluate.add_argument("--ablation", metavar="LABEL", help="the name of this variant in a report")
+    evaluate.add_argument("--layers", choices=LAYERS, help=f"what adapts: {name_list(LAYERS)} (default: the model's)")
+    evaluate.add_argument("--label", default="", help="the name of this variant in a report (default: the reference)")
     evaluate.add_argument("--data", help="the data set, if RUN does not say")
     evaluate.add_argument("--out", type=path, help="JSON file (default: RUN/evaluation.json)")
     _adapt_arguments(evaluate)
@@ -164,9 +168,6 @@ def _adapt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=count, help="inner steps (default: the model's)")
     parser.add_argument("--lr", type=rate, help="inner learning rate (default: the model's)")
     parser.add_argument("--views", type=count, help="views K_T (default: the model's)")
-    parser.add_argument(
-        "--average", type=count, metavar="N", help="average the answer over N shifted, mirrored copies, too"
-    )
     parser.add_argument("--gate", type=rate, metavar="P", help="do not adapt where the model is sure to probability P")
     parser.add_argument("--seed", type=count, default=0, help="of the views")
 
@@ -207,7 +208,7 @@ def _run(make_parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str]
         told = any(words in str(error) for words in ("not enough memory", "out of memory", "allocate memory"))
         if not isinstance(error, MemoryError) and not told:
             raise
-        print("mt3: There is not enough memory for this; lower views, average, tasks or task_size.", file=sys.stderr)
+        print("mt3: There is not enough memory for this; lower views, tasks or task_size.", file=sys.stderr)
         return 2
     except OSError as error:  # a path that cannot be entered or is too long, a full disk under the output
         where = f"{shown(error.filename, WORD)}: " if error.filename else ""

@@ -9,47 +9,44 @@ from importlib import resources
 from types import UnionType
 from typing import Any
 
-from mt3.config.methods import LAYERS, SELFSUP, TRAINING, check_cell, check_layers, get_method
-from mt3.support.errors import InputError, name_list, one_of, shown
+from mt3.config.adaptation import LAYERS, VARIANTS, Adaptation
+from mt3.config.methods import HIDDEN, TRAINING, check_cell, get_method
+from mt3.support.errors import InputError, one_of, shown
 
 CHOICES = {
-    "selfsup": SELFSUP,
     "training": TRAINING,
-    "head": ("mt3", "official", "linear"),
+    "variant": VARIANTS,
     "order": ("second", "first"),
-    "clip_mode": ("global", "tensor"),
-    "inner_target": ("meta", "previous", "ema"),
-    "adapt_layers": LAYERS,
-    "outer_target": ("meta", "adapted"),
-    "schedule": ("constant", "linear", "cosine", "step"),
-    "warm_schedule": ("constant", "linear", "cosine", "step"),
-    "ema_schedule": ("constant", "cosine"),
-    "ema_start": ("online", "random"),
+    "inner_target": ("meta", "ema"),
+    "layers": LAYERS,
     "precision": ("auto", "float32", "bfloat16"),
 }
-BOOKKEEPING = ("log_every", "checkpoint_every", "snapshot_every")  # fields that do not change what is trained
+SCHEDULES = ("constant", "linear", "cosine", "step")
+POSITIVE = ("epochs", "lr", "tasks", "task_size", "projection", "test_views")
+NOT_NEGATIVE = ("hidden", "inner_steps", "weight_decay", "gamma", "anchor", "pad", "momentum", "inner_lr", "test_lr")
+SHARES = ("momentum", "average", "smoothing", "warmup")
+NETWORK = ("depth", "width", "hidden", "projection", "precision", "variant")  # what a run shares with its start
 
 
 @dataclass(frozen=True)
 class Config:
     """Every choice of a run. The defaults are the paper's MT3 on CIFAR-10."""
 
-    method: str = "mt3"  # a row of the grid, which gives the four fields below their values
+    method: str = "mt3"  # a row of the grid, which gives the next three fields and `hidden` their values
     data: str = "cifar10"  # the images that are learned
     preset: str = "paper"  # the file of fields that these are taken from
     seed: int = 0  # of the first weights, of the order of the images and of the augmentation
 
     # the point of the grid; set by the method, open to ablations
-    selfsup: str = "byol"  # none, rotation or byol
+    objective: str | None = "byol"  # what is minimised without labels: byol, rotation or none
     training: str = "meta"  # ce, joint or meta
     batch_aug: bool = True  # B on x and its views
-    head: str = "mt3"  # mt3 (the paper's), official (the authors' code) or linear (Sun et al.)
+    variant: str = "paper"  # paper, or official: the authors' code where it differs
 
     # the network
     depth: int = 26  # layers, 6n+2
     width: int = 32  # filters of the first stage; doubled in the second and third
-    groups: int | None = None  # of GroupNorm; none: min(16, width / 2)
-    hidden: int = 256  # neurons of the hidden layer of h, p and q
+    hidden: int = HIDDEN  # neurons of the hidden layer of h, p and q; 0: no such layer, as Sun et al.
     projection: int = 128  # dimensions of z and r
     zero_init: bool = False  # the last convolution of every block starts at zero, so that the block starts as identity
     precision: str = "float32"  # of forward and backward passes; auto: bfloat16 where the processor is made for it
@@ -59,133 +56,121 @@ class Config:
     tasks: int = 4  # T, the tasks of a meta-batch; 1 for ce and joint
     task_size: int = 8  # K, images of a task; the batch size for ce and joint
     task_images: int | None = None  # different images in a task, which repeats them up to K; none: K
-    view_images: int | None = None  # of these, how many have views; the others are only classified; none: all
+    start: str | None = None  # a method that comes first and gives the weights; `jt:1.35` trains it for 1.35 epochs
     lr: float = 0.01  # beta, the (meta-)learning rate
     momentum: float = 0.9  # of SGD
     nesterov: bool = False  # Nesterov's momentum
     weight_decay: float = 1.5e-6  # L2, added to the gradient after clipping
     decay_norms: bool = True  # norms and biases decay, too
     warmup: float = 0.0  # share of the steps in which the learning rate rises linearly to `lr`
-    schedule: str = "constant"  # of the learning rate, after the warm-up: constant, linear, cosine or step
-    final_lr: float = 0.0  # share of `lr` that linear and cosine end at
-    milestones: tuple[float, ...] = ()  # epochs after which the step schedule multiplies by 0.1
+    schedule: str = "constant"  # then: constant, linear or cosine (`cosine:0.1` ends at 0.1 lr), `step:75,125` (epochs)
     smoothing: float = 0.0  # of the labels: share of a label that is spread over all classes
     clip: float | None = 10.0  # norm of the gradient of a step; 10 for the meta-gradient, none for ce and joint
-    clip_mode: str = "global"  # one norm over all tensors, or each tensor by its own
     gamma: float = 0.1  # weight of the self-supervised loss beside the cross-entropy
     anchor: float = 0.0  # weight of the cross-entropy before the inner steps, beside the one after them
     average: float = 0.0  # decay of a moving average of the weights, which is the finished model; 0: the last weights
-    warm_method: str | None = None  # a training that comes first and gives the weights to start from
-    warm_epochs: float | None = None  # of a short one, without an average; none: it is as its method has it
-    warm_schedule: str = "constant"  # of the short one's learning rate, as `schedule`
 
     # the inner loop
-    inner_steps: int = 1  # M, steps on the self-supervised loss of each task
-    inner_lr: float = 0.1  # alpha, the learning rate of these steps
+    inner_steps: int = 1  # M, steps on the self-supervised loss of each task, and of each image at test time
+    inner_lr: float = 0.1  # alpha, the learning rate of these steps in training
     inner_clip: float | None = 10.0  # norm of the inner gradient; none: no clipping
     order: str = "second"  # exact second-order meta-gradients, or first
-    inner_target: str = (
-        "meta"  # what gives z inside: the meta-model, the previous step's parameters or a moving average
-    )
-    outer_target: str = "meta"  # parameters that give z in the outer loss: the meta-model's or the adapted ones
-    learn_rates: bool = False  # every adapted tensor has a factor of alpha for each inner step, trained with the rest
-    adapt_layers: str = "all"  # of those that feed the loss, which adapt, at test time too: all, norm or last (stage)
+    inner_target: str = "meta"  # what gives z inside: the meta-model, or ema (a moving average of it)
+    layers: str = "all"  # of those that feed the loss, which adapt: all, norm or last (stage)
 
-    # the moving average that is the target of joint BYOL training, and of the inner loss with inner_target ema
-    ema_momentum: float = 0.996  # share of the old average that a step keeps
-    ema_schedule: str = "constant"  # constant, or cosine to 1
-    ema_start: str = "online"  # the online weights, or random ones of its own
+    # what the finished model does at test time
+    test_lr: float = 0.1  # the learning rate of the inner steps; 0.05 for CIFAR-100
+    test_views: int = 32  # K_T, pairs of views for byol, copies for rotation
 
     # augmentation
     shift_group: int | None = None  # images of a batch that share a draw of B; none: all of them
-    crop_max: int = 32  # pixels; A crops a square of 20 to this many
-    pad: int = 2  # pixels of zeros around x before its random crop
+    pad: int = 2  # pixels of zeros around x before its random crop, of 32; larger images have more
     flip: bool = False  # horizontal flips of x, image by image
-    vertical_flip: bool = False  # B flips vertically, too
-    negative: float = 0.0  # probability that B turns a task's images into their negatives
-    cast: float = 0.0  # strength of B's colour cast: every channel's range shrinks by up to this share
-
-    # what the finished model does at test time
-    test_steps: int = 1  # inner steps on each single image
-    test_lr: float = 0.1  # the learning rate of these steps; 0.05 for CIFAR-100
-    test_views: int = 32  # K_T, pairs of views for byol, copies for rotation
-    test_clip: float | None = 10.0  # norm; none: no clipping
-    test_fresh_views: bool = True  # new views for every step
-    test_average: int = 0  # shifted and mirrored copies that the prediction is averaged over; 0: the image alone
-    test_gate: float = 1.0  # images of which the model is this sure are not adapted to; 1: all are
-
-    # bookkeeping
-    log_every: int = 1  # steps from one line of metrics to the next
-    checkpoint_every: int = 200  # steps from one checkpoint to the next
-    snapshot_every: int = 0  # steps after which the model is kept, as if it were finished, for curves; 0: never
 
     def __post_init__(self) -> None:
-        check_cell(self.selfsup, self.training)
+        check_cell(self.objective, self.training)
         for name, valid in CHOICES.items():
             if getattr(self, name) not in valid:
                 raise InputError(one_of(name, getattr(self, name), valid))
-        check_layers(self.selfsup, self.adapt_layers)
-        if self.training == "meta" and self.inner_target == "ema" and self.selfsup != "byol":
-            raise InputError(f"Expected the byol task for inner_target=ema, got {self.selfsup}, which has no targets.")
-        for name in ("tasks", "task_size", "log_every", "checkpoint_every", "hidden", "projection", "test_views"):
-            if getattr(self, name) < 1:
-                raise InputError(f"Expected {name} to be at least 1, got {getattr(self, name)}.")
-        for name in ("epochs", "lr"):
+        for name in POSITIVE:
             if not getattr(self, name) > 0:
                 raise InputError(f"Expected {name} to be above 0, got {getattr(self, name)}.")
-        for name in (
-            "inner_steps",
-            "test_steps",
-            "weight_decay",
-            "gamma",
-            "anchor",
-            "pad",
-            "momentum",
-            "inner_lr",
-            "test_lr",
-            "test_average",
-            "snapshot_every",
-        ):
+        for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise InputError(f"Expected {name} not to be negative, got {getattr(self, name)}.")
-        for name in ("clip", "inner_clip", "test_clip"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise InputError(f"Expected {name} to be a norm above 0 or none, got {getattr(self, name)}.")
-        if self.task_images is not None and (self.task_images < 1 or self.task_size % self.task_images):
-            raise InputError(f"Expected task_images to divide task_size {self.task_size}, got {self.task_images}.")
-        if self.view_images is not None and not 1 <= self.view_images <= self.task_size:
-            raise InputError(f"Expected view_images from 1 to task_size {self.task_size}, got {self.view_images}.")
-        if self.view_images is not None and self.selfsup != "byol":
-            raise InputError(f"view_images belongs to the byol task; drop it for {self.selfsup}.")
-        if self.warm_method is not None:
-            get_method(self.warm_method)
-            if self.warm_epochs is not None and not self.warm_epochs > 0:
-                raise InputError(f"Expected warm_epochs to be above 0, got {self.warm_epochs}; or drop warm_method.")
-        for name in ("momentum", "ema_momentum", "final_lr", "average", "negative", "cast", "test_gate", "smoothing"):
+        for name in SHARES:
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"Expected {name} between 0 and 1, got {getattr(self, name)}.")
-        if not 0 <= self.warmup < 1:
-            raise InputError(f"Expected warmup to be a share of the steps from 0 to below 1, got {self.warmup}.")
-        if self.smoothing == 1:
-            raise InputError("With smoothing 1 a label says nothing; lower it.")
+        for name in ("smoothing", "warmup"):
+            if getattr(self, name) == 1:
+                raise InputError(f"Expected {name} to be below 1, which would leave nothing to learn; lower it.")
+        for name in ("clip", "inner_clip"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise InputError(f"Expected {name} to be a norm above 0 or none, got {getattr(self, name)}.")
+        for name in ("task_images", "shift_group"):
+            value = getattr(self, name)
+            if value is not None and (value < 1 or self.task_size % value):
+                raise InputError(f"Expected {name} to divide task_size {self.task_size}, got {value}.")
         if self.nesterov and not self.momentum:
             raise InputError("Nesterov's momentum needs a momentum above 0; raise momentum or drop nesterov.")
-        if self.shift_group is not None and (self.shift_group < 1 or self.task_size % self.shift_group):
-            raise InputError(f"Expected shift_group to divide task_size {self.task_size}, got {self.shift_group}.")
-        if any(m < 0 for m in self.milestones):
-            raise InputError(f"Expected milestones not to be negative, got {name_list(self.milestones)}.")
         if self.pad > 31:
             raise InputError(f"Expected pad to be up to 31 pixels, so that a crop shows something, got {self.pad}.")
-        if not 20 <= self.crop_max <= 32:
-            raise InputError(f"Expected crop_max between 20 and 32 pixels, got {self.crop_max}.")
         if self.training != "meta" and self.tasks != 1:
             raise InputError(f"Expected tasks=1 for {self.training} training (one batch a step), got {self.tasks}.")
-        if self.training != "meta" and (self.anchor or self.learn_rates):
-            raise InputError(f"anchor and learn_rates belong to meta training; drop them for {self.training} training.")
+        if self.training != "meta" and self.anchor:
+            raise InputError(f"anchor belongs to meta training; drop it for {self.training} training.")
+        read_schedule(self.schedule)
+        if self.start is not None and read_start(self.start)[0] == self.method:
+            raise InputError(f"Expected {self.method} to start from another method, got {self.start}.")
+
+    @property
+    def inner(self) -> Adaptation:
+        """The inner loop of meta-training."""
+        return Adaptation(
+            self.objective, self.inner_steps, self.inner_lr, self.inner_clip, layers=self.layers, variant=self.variant
+        )
+
+    @property
+    def test(self) -> Adaptation:
+        """What the finished model does with an image; the authors' code does not clip there."""
+        clip = None if self.variant == "official" else self.inner_clip
+        return Adaptation(
+            self.objective, self.inner_steps, self.test_lr, clip, self.test_views, self.layers, variant=self.variant
+        )
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 _TYPES: dict[str, Any] = typing.get_type_hints(Config)
+
+
+def read_schedule(text: str) -> tuple[str, tuple[float, ...]]:
+    """A schedule's name and numbers: `cosine:0.1` ends at that share of the rate, `step:75,125` falls there."""
+    name, colon, rest = text.partition(":")
+    try:
+        numbers = tuple(float(number) for number in rest.split(",")) if colon else ()
+    except ValueError:
+        numbers = (-1.0,)
+    wanted = {"constant": 0, "linear": len(numbers[:1]), "cosine": len(numbers[:1]), "step": len(numbers)}
+    if wanted.get(name) != len(numbers) or any(not 0 <= n < 1e30 for n in numbers):
+        raise InputError(
+            f"Expected schedule to be one of constant, linear, cosine, cosine:0.1, step:75,125, got '{shown(text)}'."
+        )
+    if name != "step" and any(n > 1 for n in numbers):
+        raise InputError(f"Expected {name} to end at a share of the rate from 0 to 1, got {numbers[0]}.")
+    return name, numbers
+
+
+def read_start(text: str) -> tuple[str, float | None]:
+    """A start's method and, where they are not its preset's, its epochs."""
+    name, colon, rest = text.partition(":")
+    get_method(name)
+    try:
+        epochs = float(rest) if colon else None
+    except ValueError:
+        epochs = 0.0
+    if epochs is not None and not 0 < epochs < 1e30:
+        raise InputError(f"Expected start to be a method, or one and its epochs as in jt:1.35, got '{shown(text)}'.")
+    return name, epochs
 
 
 def preset_names() -> list[str]:
@@ -206,12 +191,7 @@ def make_config(
 ) -> Config:
     """Fill a config: the paper's defaults, then the method's cell, the preset's tables and the overrides."""
     cell = get_method(method)
-    values: dict[str, Any] = {
-        "selfsup": cell.selfsup,
-        "training": cell.training,
-        "batch_aug": cell.batch_aug,
-        "head": cell.head,
-    }
+    values: dict[str, Any] = {name: getattr(cell, name) for name in ("objective", "training", "batch_aug", "hidden")}
     if cell.training != "meta":
         values |= {"tasks": 1, "task_size": 128, "clip": None}
     toml = read_preset(preset)
@@ -223,22 +203,19 @@ def make_config(
     return Config(**(values | {"method": method, "data": data, "preset": preset, "seed": seed}))
 
 
-def warm_config(config: Config) -> Config | None:
-    """The training that comes before this one.
-
-    It has this one's preset, seed, network and augmentation of x; all else is its method's, a start of its own included
-    unless that is by the same method. With `warm_epochs` it is a short one of so many epochs.
-    """
-    if config.warm_method is None:
+def start_config(config: Config) -> Config | None:
+    """The training that comes before this one: its method's own, with this one's preset, seed and network."""
+    if config.start is None:
         return None
-    network = ("depth", "width", "groups", "hidden", "projection", "precision")
-    augmentation = ("batch_aug", "pad", "flip", "vertical_flip", "negative", "cast")
-    shared = (*network, *BOOKKEEPING, *(augmentation if config.warm_epochs is not None else ()))
-    overrides = {name: getattr(config, name) for name in shared}
-    if config.warm_epochs is not None:
-        overrides |= {"epochs": config.warm_epochs, "schedule": config.warm_schedule, "average": 0.0}
-    first = make_config(config.warm_method, config.data, config.preset, config.seed, overrides)
-    return dataclasses.replace(first, warm_method=None) if first.warm_method == first.method else first
+    method, epochs = read_start(config.start)
+    shared = {name: getattr(config, name) for name in NETWORK} | ({} if epochs is None else {"epochs": epochs})
+    return make_config(method, config.data, config.preset, config.seed, shared)
+
+
+def departures(config: Config) -> dict[str, Any]:
+    """In what a config differs from its preset."""
+    preset = make_config(config.method, config.data, config.preset, config.seed)
+    return {name: getattr(config, name) for name in FIELDS if getattr(config, name) != getattr(preset, name)}
 
 
 def _field(key: str) -> str:
@@ -256,9 +233,6 @@ def parse(name: str, value: Any) -> Any:
     if optional and (value is None or value == "none"):
         return None
     try:
-        if typing.get_origin(kind) is tuple:
-            items = value.replace(",", " ").split() if isinstance(value, str) else value
-            return tuple(float(item) for item in items)
         if kind is bool:
             return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
         if kind is int and (isinstance(value, bool) or (isinstance(value, float) and not value.is_integer())):
@@ -269,17 +243,12 @@ def parse(name: str, value: Any) -> Any:
         return result
     except (ValueError, KeyError, TypeError, AttributeError):
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        wanted = words.get(kind, "numbers separated by commas") + (" or none" if optional else "")
+        wanted = words[kind] + (" or none" if optional else "")
         raise InputError(f"Expected {wanted} for {name}, got '{shown(value)}'.") from None
 
 
-def config_to_dict(config: Config) -> dict[str, Any]:
-    """Plain values, as JSON keeps them."""
-    return dataclasses.asdict(config) | {"milestones": list(config.milestones)}
-
-
-def config_from_dict(values: Mapping[str, Any]) -> Config:
-    """Read back what `config_to_dict` gave; an unknown key is an error that lists the valid ones."""
+def config_from_dict(values: Any) -> Config:
+    """Read back what `dataclasses.asdict` gave; an unknown key is an error that lists the valid ones."""
     if not isinstance(values, Mapping):
         raise InputError("Expected a run's config to be an object of fields; the file is damaged.")
     return Config(**{_field(key): parse(_field(key), value) for key, value in values.items()})

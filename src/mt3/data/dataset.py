@@ -29,6 +29,11 @@ class Dataset:
     def num_classes(self) -> int:
         return len(self.classes)
 
+    @property
+    def size(self) -> int:
+        """Pixels of a side."""
+        return int(self.train_images.shape[1])
+
 
 def check_labels(labels: Labels, num_classes: int, source: object) -> None:
     """Refuse labels outside 0..num_classes-1; `source` is the file named in the error."""

@@ -1,0 +1,1 @@
+"""Evaluation: predict, adapt, predict, discard, image by image; resumable."""

@@ -9,20 +9,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mt3.adaptation.adapter import Adapter
-from mt3.adaptation.averages import averaged_logits, check_images
-from mt3.models.classifier import MT3Model, as_float
+from mt3.config.adaptation import Adaptation
+from mt3.models.classifier import MT3Model
 from mt3.support.errors import InputError
 
 
 def predict(
     model: MT3Model,
-    images: Sequence[NDArray[np.uint8]],  # (32, 32, 3) each
-    steps: int | None = None,
-    lr: float | None = None,
-    views: int | None = None,
+    images: Sequence[NDArray[np.uint8]],  # (H, H, 3) each
+    adaptation: Adaptation | None = None,  # none: the model's own
     seed: int = 0,
-    average: int | None = None,
-    gate: float | None = None,
 ) -> list[dict[str, Any]]:
     """One answer per image; `after` is None for a model that has nothing to adapt with.
 
@@ -31,14 +27,12 @@ def predict(
     if not len(images):
         raise InputError("Expected at least one image to predict, got none.")
     pixels = torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2).contiguous()
-    batch = check_images(pixels).to(model.stem.weight.device)
+    batch = model.check_images(pixels).to(model.device)
     model.eval()
-    if model.selfsup == "none":
-        copies = model.adapt_average if average is None else average
+    if model.objective is None:
         with torch.no_grad():
-            found = averaged_logits(model, batch, as_float(batch, model.stem.weight.dtype), copies, seed)
-        return [{"before": _answer(model, logits), "after": None, "adapted": False} for logits in found]
-    adapter = Adapter(model, steps, lr, views, seed, average=average, gate=gate)
+            return [{"before": _answer(model, logits), "after": None, "adapted": False} for logits in model(batch)]
+    adapter = Adapter(model, adaptation, seed=seed)
     compared = adapter.compare(batch)
     kept = adapter.keeps(compared.before)
     return [

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mt3.config.adaptation import adaptation_from_dict
 from mt3.models.classifier import MT3Model
 from mt3.models.weightfile import read_weights
 from mt3.support.errors import InputError, name_list
@@ -187,6 +188,8 @@ def _model_config(path: Path) -> dict[str, Any]:
     if unknown:
         raise InputError(f"{path} has the unknown key '{unknown[0]}': expected one of {name_list(sorted(valid))}.")
     hints = typing.get_type_hints(MT3Model.__init__)
+    if config.get("adaptation") is not None:
+        config["adaptation"] = adaptation_from_dict(config["adaptation"])
     for key, value in config.items():
         if not _fits(value, hints[key]):
             raise InputError(f"{path}: expected {key} to be {hints[key]}, got {value!r}; the file is damaged.")

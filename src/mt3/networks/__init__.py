@@ -1,0 +1,1 @@
+"""Networks that map images to features, and layers that can be stacked."""

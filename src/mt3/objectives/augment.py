@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CROP_MIN = 20  # pixels, "uniform between 20 and 32 pixels"
+CROP_MIN = 20 / 32  # of the side, "uniform between 20 and 32 pixels"
 JITTER = 0.2  # "the adapted strength of 0.2 compared to 1.0 for ImageNet"
 JITTER_SHARE = 0.8  # "applied with a probability of 80 %"
 GREY_SHARE = 0.2  # "color dropping with a probability of 20 %"
@@ -22,6 +22,7 @@ BLUR_SHARE = 0.2  # "Gaussian blurring (20 % probability) with a 3x3 filter with
 BRIGHTNESS = 0.2  # "uniformly distributed delta between -0.2 and 0.2"
 NOISE_STD = 0.02  # "Gaussian noise with a uniformly distributed standard deviation between 0 and 0.02"
 
+SIDE = 32  # pixels of the paper's images, for which paddings are given
 DRAWN = torch.float32  # whatever the caller's default: other types give other numbers
 
 # columns of the uniform numbers that one view of A is made from
@@ -37,36 +38,45 @@ def seeded_generator(*parts: int | str | bytes) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest.digest(), "little", signed=True))
 
 
+def as_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Scale uint8 to [0, 1]; cast floats only."""
+    return images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
+
+
 def draw_views(count: int, generator: torch.Generator) -> Tensor:
     """Draw the randomness of `count` views of A: uniform numbers (count, 10), all that `apply_views` needs."""
     return torch.rand(count, 10, generator=generator, device=generator.device, dtype=DRAWN)
 
 
-def apply_views(images: Tensor, draws: Tensor, crop_max: int = 32) -> Tensor:
-    """Apply A: square crop resized back, vertical flip, colour jitter, colour drop; one row of draws per image."""
+def apply_views(images: Tensor, draws: Tensor, whole: bool = True) -> Tensor:
+    """Apply A: square crop resized back, vertical flip, colour jitter, colour drop; one row of draws per image.
+
+    `whole` says whether a crop may be the whole image.
+    """
     precision = torch.promote_types(images.dtype, torch.float32)  # half precision would round crops out of the image
     u = draws.to(images.device, precision)
-    x = _crop_and_resize(images.to(precision), u, crop_max)
+    x = _crop_and_resize(images.to(precision), u, whole)
     jittered = _colour_jitter(x, u).clamp(0.0, 1.0)
     x = torch.where(_share(u, _JITTER, JITTER_SHARE), jittered, x)
     grey = torch.einsum("nchw,c->nhw", x, x.new_tensor(GREY)).unsqueeze(1).expand_as(x)
     return torch.where(_share(u, _GREY, GREY_SHARE), grey, x).to(images.dtype)
 
 
-def make_views(images: Tensor, generator: torch.Generator, crop_max: int = 32) -> Tensor:
+def make_views(images: Tensor, generator: torch.Generator, whole: bool = True) -> Tensor:
     """Two views of each image (2N, 3, H, W): first all a, then all a-tilde, in the images' order."""
     both = torch.cat([images, images])
-    return apply_views(both, draw_views(len(both), generator), crop_max)
+    return apply_views(both, draw_views(len(both), generator), whole)
 
 
 def _share(u: Tensor, column: int, share: float) -> Tensor:
     return (u[:, column] < share).view(-1, 1, 1, 1)
 
 
-def _crop_and_resize(x: Tensor, u: Tensor, crop_max: int) -> Tensor:
+def _crop_and_resize(x: Tensor, u: Tensor, whole: bool) -> Tensor:
     """Crop a square and resize it bilinearly, as two small matrix products per image; flips ride along for free."""
     extent = x.shape[-1]
-    size = (CROP_MIN + u[:, _SIZE] * (crop_max - CROP_MIN + 1)).floor().clamp(max=crop_max)
+    low, high = round(CROP_MIN * extent), extent if whole else extent - 1
+    size = (low + u[:, _SIZE] * (high - low + 1)).floor().clamp(max=high)
     top = (u[:, _TOP] * (extent - size + 1)).floor()
     left = (u[:, _LEFT] * (extent - size + 1)).floor()
     rows = _interpolation(size, top, extent)
@@ -118,33 +128,17 @@ class BatchShift:
     blur: bool
     brightness: float  # added
     noise_std: float  # of the noise, whose samples differ by pixel
-    black: tuple[float, ...] = (0.0, 0.0, 0.0)  # what 0 and 1 become in each channel, before all else
-    white: tuple[float, ...] = (1.0, 1.0, 1.0)
 
 
-def draw_shift(
-    generator: torch.Generator, vertical_flip: bool = False, negative: float = 0.0, cast: float = 0.0
-) -> BatchShift:
-    """Draw B's parameters for a task.
-
-    Not in the paper: `vertical_flip` lets it flip upside down, `negative` is the probability of a negative, `cast` the
-    share by which every channel's range may shrink.
-    """
+def draw_shift(generator: torch.Generator, vertical_flip: bool = False) -> BatchShift:
+    """Draw B's parameters for a task; `vertical_flip`, which is the authors' code's, lets it flip upside down."""
     u = torch.rand(5, generator=generator, device=generator.device, dtype=DRAWN).tolist()
-    black, white = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    if negative or cast:  # drawn only then, so that the paper's B keeps its stream
-        v = torch.rand(7, generator=generator, device=generator.device, dtype=DRAWN).tolist()
-        black, white = tuple(cast / 2 * x for x in v[:3]), tuple(1 - cast / 2 * x for x in v[3:6])
-        if v[6] < negative:
-            black, white = white, black
     return BatchShift(
         flip=u[0] < FLIP_SHARE,
         vertical_flip=vertical_flip and u[1] < FLIP_SHARE,
         blur=u[2] < BLUR_SHARE,
         brightness=BRIGHTNESS * (2 * u[3] - 1),
         noise_std=NOISE_STD * u[4],
-        black=black,
-        white=white,
     )
 
 
@@ -152,9 +146,6 @@ def apply_shift(images: Tensor, shift: BatchShift, generator: torch.Generator) -
     """Apply B; the generator only gives the noise. Values are clipped once, at the end."""
     axes = [axis for axis, flips in ((2, shift.vertical_flip), (3, shift.flip)) if flips]
     x = images.flip(axes) if axes else images
-    if (shift.black, shift.white) != ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)):
-        black, white = (x.new_tensor(v).view(1, 3, 1, 1) for v in (shift.black, shift.white))
-        x = black + (white - black) * x
     if shift.blur:
         x = _blur(x)
     noise = torch.randn(x.shape, generator=generator, device=generator.device, dtype=DRAWN).to(x.device, x.dtype)
@@ -171,8 +162,9 @@ def _blur(x: Tensor) -> Tensor:
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, pad: int, flip: bool) -> Tensor:
-    """Zero-pad by `pad` pixels and crop back at random, image by image; flip horizontally with probability 1/2."""
+    """Zero-pad by `pad` pixels of 32 and crop back at random, image by image; flip sideways with probability 1/2."""
     count, _, height, width = images.shape
+    pad = round(pad * height / SIDE)
     u = torch.rand(count, 3, generator=generator, device=generator.device, dtype=DRAWN).to(images.device)
     rows = torch.arange(height, device=images.device) + (u[:, :1] * (2 * pad + 1)).long()  # (N, H)
     columns = torch.arange(width, device=images.device) + (u[:, 1:2] * (2 * pad + 1)).long()

@@ -8,9 +8,9 @@ TRAINED: dict[str, dict[str, Any]] = {  # name -> what is changed in the preset'
     "no-b": {"batch_aug": False},
     "first-order": {"order": "first"},
     "ema-target": {"inner_target": "ema"},  # "a separate target model is obsolete", says the paper
-    "rotation": {"selfsup": "rotation"},  # the network keeps its head, and gets Sun et al.'s branch for the rotations
-    "norm-only": {"adapt_layers": "norm"},
-    "last-stage": {"adapt_layers": "last"},
+    "rotation": {"objective": "rotation"},  # the network keeps its head, and gets Sun et al.'s branch for the rotations
+    "norm-only": {"layers": "norm"},
+    "last-stage": {"layers": "last"},
 }
 SWEEPS: dict[str, tuple[float, ...]] = {  # what is varied when adapting
     "steps": (0, 1, 2, 3, 5, 10),

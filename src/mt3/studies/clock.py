@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 
 from mt3.adaptation.adapter import Adapter
-from mt3.adaptation.averages import view_average
+from mt3.config.adaptation import Adaptation
 from mt3.config.config import Config
 from mt3.data import Dataset
-from mt3.evaluation.evaluate import PIECE
+from mt3.evaluation.pieces import PIECE
 from mt3.training.loop import apply_gradient, gradient_of_step
-from mt3.training.runs import images_per_task
 from mt3.training.state import build_model, make_state
+from mt3.training.tasks import images_per_task
 
 TIMED = 0.5  # seconds for which steps of a training, or images, are timed
 SLOW = 3.0  # seconds; a first step, which also warms up, that takes longer is not repeated
@@ -37,20 +37,20 @@ class Clock:
     def step(self, config: Config) -> float:
         """Of a training, on a state that is thrown away."""
         # the length of the training and its rates change nothing
-        kind = replace(same_cost(config), epochs=1.0, schedule="constant", milestones=(), average=0.0, warmup=0.0)
-        kind = replace(kind, warm_method=None, warm_epochs=None)
+        kind = replace(same_cost(config), epochs=1.0, schedule="constant", average=0.0, warmup=0.0, start=None)
         if kind not in self.steps:
             with self._threads():
                 self.steps[kind] = time_step(kind, self.dataset, self.device)
         return self.steps[kind]
 
-    def image(self, config: Config, steps: int, views: int) -> float:
+    def image(self, config: Config, adaptation: Adaptation) -> float:
         """Of an evaluation; other settings than the model's own take as much longer as they have steps and views."""
-        kind = same_cost(config)
+        kind, own = same_cost(config), config.test
         if kind not in self.images:
             with self._threads():
                 self.images[kind] = time_image(kind, self.dataset, self.device)
-        return self.images[kind] * float(max(1, steps) * views) / (max(1, kind.test_steps) * kind.test_views)
+        share = max(1, adaptation.steps) * adaptation.views / (max(1, own.steps) * own.views)
+        return self.images[kind] * share
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
@@ -72,7 +72,7 @@ def time_step(config: Config, dataset: Dataset, device: torch.device) -> float:
     labels = torch.from_numpy(dataset.train_labels[:count]).to(device)
 
     def take(step: int) -> None:
-        gradient_of_step(state, images, labels, config, step, 1, log=step % config.log_every == 0)
+        gradient_of_step(state, images, labels, config, step, log=False)
         apply_gradient(state, config, step, step + 1, 1)
 
     return _time(take)
@@ -81,13 +81,13 @@ def time_step(config: Config, dataset: Dataset, device: torch.device) -> float:
 def time_image(config: Config, dataset: Dataset, device: torch.device) -> float:
     """Seconds of evaluating an image, adapted as the model does by itself."""
     model = build_model(config, dataset).to(device).eval()
-    adapter = None if model.selfsup == "none" else Adapter(model)
+    adapter = None if model.objective is None else Adapter(model)
     stack = 1 if adapter is None else adapter.stack_for(PIECE)
     count = min(PIECE, torch.get_num_threads() * stack)  # a stack for each thread
     batch = torch.from_numpy(dataset.test_images[:count]).permute(0, 3, 1, 2).contiguous().to(device)
 
     def answer(number: int) -> None:
-        (view_average(model, batch) if adapter is None else adapter(batch)).cpu()
+        (model(batch) if adapter is None else adapter(batch)).cpu()
 
     return _time(answer) / len(batch)
 

@@ -4,29 +4,31 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from mt3 import corruptions
-from mt3.config.config import Config, make_config, warm_config
+from mt3.config.config import Config, make_config, start_config
 from mt3.corruptions.weather import INSTALL_PHOTOS
 from mt3.data import Dataset, load_digits
-from mt3.evaluation.evaluate import TestImages, evaluate
+from mt3.evaluation.evaluate import evaluate
+from mt3.evaluation.protocol import Protocol, TestImages
 from mt3.models.classifier import MT3Model
 from mt3.models.store import load, read_run
 from mt3.reporting.figures import draw_examples
-from mt3.reporting.report import interval, result_table
-from mt3.results.statistics import is_correct, paired_gain
+from mt3.reporting.rows import interval
+from mt3.reporting.summary import result_table
+from mt3.results.facts import Evaluation
+from mt3.results.statistics import Difference, paired_gain
 from mt3.support.errors import InputError
-from mt3.support.files import RUN_FILE, read_json, write_json
+from mt3.support.files import RUN_FILE, read_json
 from mt3.support.processes import run_apart
 from mt3.support.progress import duration
 from mt3.support.threads import thread_share
 from mt3.training.loop import train
-from mt3.training.runs import WARM, copy_start, count_steps, steps_done, trained_steps
+from mt3.training.runs import START, RunOptions, about_run, copy_start, count_steps, steps_done
 
 IMAGES = 250  # held-out images under each corruption
 SEVERITY = 5
@@ -55,36 +57,30 @@ def run_demo(
     configs = {name: make_config(method, "digits", "demo", seed) for name, method in methods.items()}
     if max_steps is not None:
         configs = {name: _shorten(config, dataset, max_steps) for name, config in configs.items()}
-    start = warm_config(configs["mt3"])
+    start = start_config(configs["mt3"])
     assert start is not None
-    assert start == warm_config(configs["plain"])
-    if steps_done(start, out / WARM) is not None:
-        train(start, dataset, out / WARM, device, resume=True)
+    assert start == start_config(configs["plain"])
+    if steps_done(start, out / START) is not None:
+        train(start, dataset, out / START, RunOptions(str(device), resume=True))
     copy_start(out, folders["plain"])
     trainings = [Training(configs[name], folder, device) for name, folder in folders.items()]
     run_apart(_train, trainings, list(methods), jobs, partial(torch.set_num_threads, thread_share(jobs)))
     models = {name: load(folder).to(device) for name, folder in folders.items()}
     available = corruptions.available()
     names = [name for name in corruptions.PAPER if name in available]
-    steps = {name: trained_steps(read_run(folder), folder) for name, folder in folders.items()}
-    about = {name: {"data": "digits", "method": methods[name], "preset": "demo", "train_seed": seed} for name in models}
-    results = {
-        name: _evaluate(name, model, dataset, names, folders[name], images, about[name] | steps[name])
-        for name, model in models.items()
-    }
-    seconds = {name: _seconds(folder) for name, folder in {**folders, "start": out / WARM}.items()}
-    summary = _summary(folders, results, names)
-    write_json(out / "results.json", {"summary": summary, **results})
-    text = _text(summary, results, seconds)
+    results = {name: _evaluate(name, model, dataset, names, folders[name], images) for name, model in models.items()}
+    seconds = {name: _seconds(folder) for name, folder in {**folders, "start": out / START}.items()}
+    against_plain = paired_gain(results["mt3"].correct("after"), results["plain"].correct("before"))
+    text = _text(results, against_plain, seconds)
     if max_steps is not None:
         text = f"SHORTENED to {max_steps} steps a training: these numbers say nothing about the demo's own.\n\n{text}"
     if "frost" not in names:
         text += f"\nWithout frost, whose photos are not here: {INSTALL_PHOTOS}."
     try:
         _draw(out, dataset, names)
-        text += f"\n\nwrote {out / 'results.json'}, {out / 'figure.png'} and the model in {out}"
+        text += f"\n\nwrote {out / 'evaluation-mt3.json'}, {out / 'figure.png'} and the model in {out}"
     except InputError as error:
-        text += f"\n\nwrote {out / 'results.json'} and the model in {out}; no figure: {error}"
+        text += f"\n\nwrote {out / 'evaluation-mt3.json'} and the model in {out}; no figure: {error}"
     return text + f" ({duration(time.monotonic() - began)})"
 
 
@@ -92,63 +88,31 @@ def _shorten(config: Config, dataset: Dataset, max_steps: int) -> Config:
     """The training, and the one that comes first, with so many steps at most."""
     if max_steps < 1:
         raise InputError("Expected at least 1 step, got 0; raise --max-steps.")
-    first = warm_config(config)
+    first = start_config(config)
     assert first is not None
     epochs = [min(one.epochs, max_steps / count_steps(one, dataset)[0]) for one in (config, first)]
-    return replace(config, epochs=epochs[0], warm_epochs=epochs[1])
+    return replace(config, epochs=epochs[0], start=f"{first.method}:{epochs[1]!r}")
 
 
 def _train(training: Training) -> None:
     config, out, device = training
-    train(config, load_digits(), out, device, resume=True)
+    train(config, load_digits(), out, RunOptions(str(device), resume=True))
 
 
 def _seconds(run: Path) -> float:
-    """What a training took, its warm start included."""
+    """What a training took, its start included."""
     own: float = read_json(run / RUN_FILE)["seconds"]
-    return own + (_seconds(run / "warm") if (run / "warm").exists() else 0.0)
+    return own + (_seconds(run / START) if (run / START).exists() else 0.0)
 
 
-def _evaluate(
-    name: str, model: MT3Model, dataset: Dataset, names: list[str], out: Path, images: int, about: dict[str, Any]
-) -> dict[str, Any]:
-    file = out / f"evaluation-{name}.json"
-    controls = name == "mt3"
-    return evaluate(
-        model,
-        TestImages(dataset),
-        names,
-        [SEVERITY],
-        file,
-        limit=images,
-        views=None if controls else 1,  # the plain model's view average is not shown
-        controls=controls,
-        about=about,
-    )
+def _evaluate(name: str, model: MT3Model, dataset: Dataset, names: list[str], out: Path, images: int) -> Evaluation:
+    adaptation = model.adaptation if name == "mt3" else None
+    run = about_run(read_run(out), out)
+    protocol = Protocol(tuple(names), (SEVERITY,), images, adaptation is not None, adaptation, run=run)
+    return evaluate(model, TestImages(dataset), protocol, out / f"evaluation-{name}.json")
 
 
-def _summary(folders: dict[str, Path], results: dict[str, dict[str, Any]], names: list[str]) -> dict[str, Any]:
-    """The demo's claim: the averages, and the two paired differences that judge it."""
-    correct = {name: _correct(folder / f"evaluation-{name}.npz", names) for name, folder in folders.items()}
-    average = results["mt3"]["average"]
-    return {
-        "average": {"plain": results["plain"]["average"]["before"], **average},
-        "after_minus_unrelated": results["mt3"]["adaptation"],
-        "after_minus_plain": paired_gain(correct["mt3"]["after"], correct["plain"]["before"]),
-    }
-
-
-def _correct(path: Path, names: list[str]) -> dict[str, NDArray[np.bool_]]:
-    """Whether each answer is right, (corruptions, images), by row."""
-    with np.load(path, allow_pickle=False) as file:
-        rows = [key.split("/")[1] for key in file.files if key.startswith(f"{names[0]}-")]
-        return {
-            row: np.stack([is_correct(file[f"{name}-{SEVERITY}/{row}"], file["labels"]) for name in names])
-            for row in rows
-        }
-
-
-def _text(summary: dict[str, Any], results: dict[str, dict[str, Any]], seconds: dict[str, float]) -> str:
+def _text(results: dict[str, Evaluation], against_plain: Difference, seconds: dict[str, float]) -> str:
     mt3 = results["mt3"]
     table = result_table(
         {
@@ -159,9 +123,9 @@ def _text(summary: dict[str, Any], results: dict[str, dict[str, Any]], seconds: 
             "MT3 after": (mt3, "after"),
         }
     )
-    adaptation, against_plain = summary["after_minus_unrelated"], summary["after_minus_plain"]
+    adaptation = mt3.gain("adaptation")
     lines = [
-        f"Accuracy in % on {mt3['protocol']['images']} held-out digits under each corruption, severity {SEVERITY}.",
+        f"Accuracy in % on {mt3.protocol['images']} held-out digits under each corruption, severity {SEVERITY}.",
         f"Both models have the same network, augmentation and start ({duration(seconds['start'])}); then MT3 was "
         f"meta-trained for {duration(seconds['mt3'] - seconds['start'])}, the plain one trained on for "
         f"{duration(seconds['plain'] - seconds['start'])}.",
@@ -173,13 +137,13 @@ def _text(summary: dict[str, Any], results: dict[str, dict[str, Any]], seconds: 
         f"after - unrelated image: {interval(adaptation)} points (paired 95 % interval)",
         f"after - plain model:     {interval(against_plain)} points",
     ]
-    if adaptation["low"] > 0:
+    if adaptation.low > 0:
         lines.append("Adapting to the image itself helps beyond what a step on any image would do.")
     else:
         lines.append("NOT SHOWN here: that adapting to the image itself helps beyond a step on any image.")
-    if against_plain["low"] > 0:
+    if against_plain.low > 0:
         lines.append("The adapted model is above the plain one.")
-    elif against_plain["high"] >= 0:
+    elif against_plain.high >= 0:
         lines.append("No difference from the plain model is shown: the interval includes 0.")
     else:
         lines.append("The adapted model is BELOW the plain one: on these digits adapting does not pay.")

@@ -1,27 +1,27 @@
 """The plan of a study: its trainings and evaluations, what is there of them, and how long the rest takes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from mt3.adaptation.adapter import Adapter
-from mt3.config.config import Config, make_config, warm_config
+from mt3.config.config import Config, make_config, start_config
 from mt3.config.methods import METHODS
 from mt3.data import Dataset
-from mt3.evaluation.evaluate import TestImages, make_protocol, share_done
+from mt3.evaluation.pieces import share_done
+from mt3.evaluation.protocol import Protocol, TestImages, describe
 from mt3.models.classifier import MT3Model
 from mt3.models.store import load, read_run
 from mt3.reporting.published import published_table
-from mt3.reporting.table import Cell, Line, Table, markdown
+from mt3.reporting.tables import Cell, Line, Table, markdown
 from mt3.studies.ablations import SWEEPS, SWEPT, TRAINED, label
 from mt3.studies.clock import Clock, same_cost
 from mt3.support.errors import InputError, name_list
 from mt3.support.progress import duration
 from mt3.support.threads import thread_share
-from mt3.training.runs import WARM, count_steps, steps_done, trained_steps
+from mt3.training.runs import START, about_run, count_steps, steps_done
 from mt3.training.state import build_model
 
 IMAGES = {"digits": 50}  # test images under each corruption; of other data all
@@ -56,10 +56,6 @@ class Study:
     def threads(self) -> int:
         """Of each job."""
         return thread_share(self.jobs)
-
-    @property
-    def sources(self) -> list[tuple[str, int]]:
-        return [(name, severity) for severity in self.severities for name in self.corruptions]
 
     def count(self, sweep: bool = False) -> int:
         """Test images under each corruption."""
@@ -106,10 +102,10 @@ def paper_methods(data: str) -> list[str]:
 
 def starts_of(training: Training) -> list[Training]:
     """The trainings that come before one, in the run's own folders; the last begins from nothing."""
-    first = warm_config(training.config)
+    first = start_config(training.config)
     if first is None:
         return []
-    start = Training(f"start of {training.name}", first, training.folder / WARM)
+    start = Training(f"start of {training.name}", first, training.folder / START)
     return [start, *starts_of(start)]
 
 
@@ -139,7 +135,7 @@ def plan_tests(study: Study, training: Training) -> tuple[list[Test], dict[str, 
     sweeps: dict[str, list[Test]] = {}
     if training.ablation or training.config.method not in SWEPT:
         return [main], sweeps
-    own = {"steps": training.config.test_steps, "views": training.config.test_views, "lr": training.config.test_lr}
+    own = training.config.test.to_dict()
     owns = [] if study.count(sweep=True) == study.count() else [Test(training, _beside(training, "own"), {}, True)]
     for name in study.ablations:
         if name in SWEEPS:
@@ -174,9 +170,9 @@ def make_parts(study: Study, trainings: Sequence[Training]) -> list[Part]:
     clock = Clock(study.dataset, study.device, study.threads)
     parts: list[Part] = []
     swept: list[Part] = []
-    warm_starts: set[Config] = set()  # that will be there by then
+    starts: set[Config] = set()  # that will be there by then
     for training in trainings:
-        part, model = _training_part(study, training, clock, warm_starts)
+        part, model = _training_part(study, training, clock, starts)
         parts.append(part)
         tests, sweeps = plan_tests(study, training)
         parts.append(_test_part(study, f"evaluate {training.name}", training, tests, model, clock))
@@ -186,9 +182,7 @@ def make_parts(study: Study, trainings: Sequence[Training]) -> list[Part]:
     return parts + swept
 
 
-def _training_part(
-    study: Study, training: Training, clock: Clock, warm_starts: set[Config]
-) -> tuple[Part, MT3Model | None]:
+def _training_part(study: Study, training: Training, clock: Clock, starts: set[Config]) -> tuple[Part, MT3Model | None]:
     """The training and, if it is finished, its model."""
     config, folder = training.config, training.folder
     title = f"train {training.name}"
@@ -201,12 +195,12 @@ def _training_part(
     whole = there + left
     for start in starts_of(training):
         title += f" after {start.config.method}"
-        warm_total, warm_done = count_steps(start.config, study.dataset)[1], steps_done(start.config, start.folder)
-        warm_left = 0 if warm_done is None else warm_total - warm_done
-        there += (warm_total - warm_left) * clock.step(start.config)
-        whole += warm_total * clock.step(start.config)
-        left += 0 if start.config in warm_starts else warm_left * clock.step(start.config)
-        warm_starts.add(start.config)
+        start_total, start_done = count_steps(start.config, study.dataset)[1], steps_done(start.config, start.folder)
+        start_left = 0 if start_done is None else start_total - start_done
+        there += (start_total - start_left) * clock.step(start.config)
+        whole += start_total * clock.step(start.config)
+        left += 0 if start.config in starts else start_left * clock.step(start.config)
+        starts.add(start.config)
     return Part(title, min(0.99, there / whole), left, training), None
 
 
@@ -214,8 +208,11 @@ def _test_part(
     study: Study, title: str, training: Training, tests: Sequence[Test], model: MT3Model | None, clock: Clock
 ) -> Part:
     """Evaluations of one run; without its model nothing of them can be there."""
-    shares = [0.0 if model is None else share_done(t.file, _protocol(study, t, model)) for t in tests]
-    sources = len(study.sources) + 1  # and the clean images
+    shares = [
+        0.0 if model is None else share_done(t.file, describe(protocol_of(study, t, model), model, study.images))
+        for t in tests
+    ]
+    sources = len(study.corruptions) * len(study.severities) + 1  # and the clean images
     todo = [(t, share) for t, share in zip(tests, shares, strict=True) if share < 1]
     seconds = sum((1 - share) * sources * study.count(t.sweep) * _image_seconds(t, clock) for t, share in todo)
     share = sum(shares) / max(1, len(shares)) if todo else 1.0
@@ -223,29 +220,23 @@ def _test_part(
 
 
 def _image_seconds(test: Test, clock: Clock) -> float:
-    config = test.training.config
-    views = test.setting.get("views", config.test_views)
-    return clock.image(config, test.setting.get("steps", config.test_steps), views)
+    return clock.image(test.training.config, replace(test.training.config.test, **test.setting))
 
 
-def _protocol(study: Study, test: Test, model: MT3Model) -> dict[str, Any]:
-    adapter = None if model.selfsup == "none" else Adapter(model, **test.setting)
-    controls, about = controls_of(test, model), about_test(study, test)
-    count = study.count(test.sweep)
-    return make_protocol(model, study.images, study.sources, count, adapter, controls, 0, None, about)
-
-
-def controls_of(test: Test, model: MT3Model) -> bool:
-    return model.selfsup != "none" and not test.sweep
-
-
-def about_test(study: Study, test: Test) -> dict[str, Any]:
-    config, folder = test.training.config, test.training.folder
-    about = {"data": study.dataset.name, "method": config.method, "preset": config.preset, "train_seed": config.seed}
-    about |= trained_steps(read_run(folder), folder)
-    if test.training.ablation:
-        about["ablation"] = label(test.training.ablation)
-    return about | ({"sweep": True} if test.sweep else {})
+def protocol_of(study: Study, test: Test, model: MT3Model) -> Protocol:
+    """What the evaluation asks of the run's model."""
+    folder = test.training.folder
+    adapts = model.objective is not None
+    return Protocol(
+        tuple(study.corruptions),
+        tuple(study.severities),
+        study.count(test.sweep),
+        controls=adapts and not test.sweep,
+        adaptation=replace(model.adaptation, **test.setting) if adapts else None,
+        label=label(test.training.ablation) if test.training.ablation else "",
+        sweep=test.sweep,
+        run=about_run(read_run(folder), folder),
+    )
 
 
 def plan_text(study: Study, parts: Sequence[Part]) -> str:

@@ -17,22 +17,22 @@ from typing import NamedTuple
 
 import torch
 
-from mt3.config.config import Config, warm_config
+from mt3.config.config import Config, start_config
 from mt3.evaluation.evaluate import evaluate
 from mt3.models.store import load
+from mt3.reporting.page import write_report
 from mt3.reporting.published import published_table
-from mt3.reporting.report import write_report
+from mt3.studies.ablations import label
 from mt3.studies.plan import (
     Part,
     Study,
     Test,
     Training,
-    about_test,
     check_study,
-    controls_of,
     make_parts,
     plan_text,
     plan_trainings,
+    protocol_of,
     starts_of,
 )
 from mt3.support.errors import name_list
@@ -40,14 +40,14 @@ from mt3.support.files import RUN_FILE, own_directory
 from mt3.support.processes import run_apart
 from mt3.support.progress import duration
 from mt3.training.loop import train
-from mt3.training.runs import copy_start, steps_done
+from mt3.training.runs import RunOptions, copy_start, steps_done
 
 
 class Job(NamedTuple):
     """What one process does: the missing parts of one run, in their order."""
 
     study: Study
-    trainings: Sequence[Training]  # all of them, for a common warm start
+    trainings: Sequence[Training]  # all of them, for a common start
     parts: Sequence[tuple[str, Part]]  # with what to say when it begins
 
 
@@ -124,13 +124,15 @@ def _run_job(job: Job) -> None:
 
 
 def _train(study: Study, training: Training, trainings: Sequence[Training]) -> None:
-    _take_warm_start(training, trainings)
-    train(training.config, study.dataset, training.folder, study.device, resume=True, data_dir=study.data_dir)
+    _take_start(training, trainings)
+    told = label(training.ablation) if training.ablation else ""
+    options = RunOptions(str(study.device), resume=True, data_dir=study.data_dir, label=told)
+    train(training.config, study.dataset, training.folder, options)
 
 
-def _take_warm_start(training: Training, trainings: Sequence[Training]) -> None:
+def _take_start(training: Training, trainings: Sequence[Training]) -> None:
     """Copy the training that comes first from a run that has the very same one, if there is one."""
-    first = warm_config(training.config)
+    first = start_config(training.config)
     for start in [start for other in trainings for start in starts_of(other)]:
         if start.config == first and steps_done(first, start.folder) is None:
             copy_start(start.folder.parent, training.folder)
@@ -139,17 +141,7 @@ def _take_warm_start(training: Training, trainings: Sequence[Training]) -> None:
 
 def _evaluate(study: Study, test: Test) -> None:
     model = load(test.training.folder).to(study.device)
-    evaluate(
-        model,
-        study.images,
-        study.corruptions,
-        study.severities,
-        test.file,
-        study.count(test.sweep),
-        **test.setting,
-        controls=controls_of(test, model),
-        about=about_test(study, test),
-    )
+    evaluate(model, study.images, protocol_of(study, test, model), test.file)
 
 
 def _remove_leftovers(out: Path) -> None:

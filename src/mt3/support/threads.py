@@ -2,12 +2,8 @@
 
 On a CPU several threads that compute a piece each, with few cores for every operation, are faster than one after the
 other with all cores: small operations leave cores idle. PyTorch releases Python's lock while it computes.
-
-`functional_call` changes the module that it calls, so whoever calls one does so on a shell of his own: then any number
-of the caller's threads may use one model.
 """
 
-import copy
 import os
 import threading
 from collections import deque
@@ -20,7 +16,6 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-Model = TypeVar("Model", bound=nn.Module)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -65,34 +60,22 @@ def thread_share(sharers: int) -> int:
     return max(1, own_threads() // sharers)
 
 
-def side_by_side(
-    work: Callable[[Model, Item], Result], model: Model, items: Iterable[Item], threads: int
-) -> Iterator[Result]:
-    """Yield `work(model, item)` in the order of the items, computed by `threads` threads; one: by the caller.
+def side_by_side(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """Yield `work(item)` in the order of the items, computed by `threads` threads; one: by the caller.
 
-    Each thread gets a shell of the model, which shares the parameters, so that `functional_call` in one does not meet
-    another. No more than `threads` results are computed ahead of the caller.
+    No more than `threads` results are computed ahead of the caller.
     """
     rest = iter(items)
     first = list(islice(rest, max(1, threads)))
-    shells = [shell(model) for _ in first]  # here and now: later the caller may be using the model
-
-    def compute(item: Item) -> Result:
-        own = shells.pop()
-        try:
-            return work(own, item)
-        finally:
-            shells.append(own)
-
     if len(first) <= 1:
-        yield from map(compute, chain(first, rest))
+        yield from map(work, chain(first, rest))
         return
     pool = _threads(len(first), thread_share(len(first)))
-    waiting = deque(pool.submit(compute, item) for item in first)
+    waiting = deque(pool.submit(work, item) for item in first)
     try:
         while waiting:
             result = waiting.popleft().result()
-            waiting.extend(pool.submit(compute, item) for item in islice(rest, 1))
+            waiting.extend(pool.submit(work, item) for item in islice(rest, 1))
             yield result
     finally:
         wait([future for future in waiting if not future.cancel()])
@@ -121,11 +104,3 @@ def _limit_cores(cores: int, ready: threading.Barrier) -> None:
     torch.get_num_threads()  # asked for the first time only after the next line, it would be the number set last by any
     torch.set_num_threads(cores)
     ready.wait()
-
-
-def shell(model: Model) -> Model:
-    """Copy the modules, not the parameters and buffers; a fraction of a percent of adapting to one image."""
-    twin = copy.copy(model)
-    twin._parameters, twin._buffers = dict(model._parameters), dict(model._buffers)
-    twin._modules = {name: None if child is None else shell(child) for name, child in model._modules.items()}
-    return twin

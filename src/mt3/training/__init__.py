@@ -1,0 +1,1 @@
+"""Training: tasks, losses over them, and one loop over steps."""

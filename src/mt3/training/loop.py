@@ -1,6 +1,5 @@
 """Training: one loop over steps, whatever the loss."""
 
-import copy
 import json
 import math
 import sys
@@ -14,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mt3.adaptation.adapter import clip_gradients, stack_size
-from mt3.config.config import Config
+from mt3.adaptation.adapter import stack_size
+from mt3.adaptation.step import clip_gradients
+from mt3.config.config import Config, read_schedule
 from mt3.data import Dataset
 from mt3.models.classifier import MT3Model
 from mt3.models.store import read_run, save_checkpoint, save_model
@@ -25,15 +25,26 @@ from mt3.support.precision import choose_precision
 from mt3.support.progress import Progress
 from mt3.support.signals import Stop, Stopped, stop_on_signals
 from mt3.support.threads import count_threads, side_by_side
-from mt3.training.losses import LOSSES, draw_step_task, stack_tasks
-from mt3.training.runs import SNAPSHOTS, WARM, Link, cut_metrics, open_chain, owner_of, remove_run_leftovers
-from mt3.training.state import State, make_state, restore_state, state_tensors
+from mt3.training.losses import LOSSES
+from mt3.training.runs import (
+    SNAPSHOTS,
+    START,
+    Link,
+    RunOptions,
+    cut_metrics,
+    open_chain,
+    owner_of,
+    remove_run_leftovers,
+)
+from mt3.training.state import State, finished_model, make_state, restore_state, state_tensors
+from mt3.training.tasks import draw_step_task, stack_tasks
 
 LR_DROP = 0.1  # Sun et al.'s factor at each milestone
+EMA_MOMENTUM = 0.996  # "an exponential moving average with momentum 0.996"
 
 
 def gradient_of_step(
-    state: State, images: Tensor, labels: Tensor, config: Config, step: int, steps_per_epoch: int, log: bool
+    state: State, images: Tensor, labels: Tensor, config: Config, step: int, log: bool
 ) -> dict[str, float]:
     """Set the gradient of the mean loss over the step's tasks; returns what to log.
 
@@ -42,20 +53,18 @@ def gradient_of_step(
     """
     parameters = list(state.model.parameters())
 
-    def stack_gradient(model: MT3Model, numbers: Sequence[int]) -> tuple[Sequence[Tensor | None], dict[str, Tensor]]:
-        tasks = [draw_step_task(images, labels, config, step, steps_per_epoch, number) for number in numbers]
-        loss = LOSSES[config.training](replace(state, model=model), stack_tasks(tasks), config, log)
+    def stack_gradient(numbers: Sequence[int]) -> tuple[Sequence[Tensor | None], dict[str, Tensor]]:
+        tasks = [draw_step_task(images, labels, config, step, number) for number in numbers]
+        loss = LOSSES[config.training](state, stack_tasks(tasks), config, log)
         share = len(numbers) / config.tasks
         gradients = torch.autograd.grad(share * loss.total, parameters, allow_unused=True)
         return gradients, {n: share * v.detach() for n, v in ({"loss": loss.total} | loss.metrics).items()}
 
-    images_in_pass = config.task_size + 2 * (config.view_images or config.task_size)
-    size = stack_size(state.model, config.tasks, images_in_pass)
+    size = stack_size(state.model, config.tasks, 3 * config.task_size)  # x and two views of each
     stacks = [range(config.tasks)[start : start + size] for start in range(0, config.tasks, size)]
     state.optimizer.zero_grad()
     sums: dict[str, Tensor] = {}
-    threads = count_threads(state.model, len(stacks))
-    for gradients, metrics in side_by_side(stack_gradient, state.model, stacks, threads):
+    for gradients, metrics in side_by_side(stack_gradient, stacks, count_threads(state.model, len(stacks))):
         for p, g in zip(parameters, gradients, strict=True):  # in the stacks' order, whatever the threads
             if g is not None:
                 p.grad = g if p.grad is None else p.grad.add_(g)
@@ -68,7 +77,7 @@ def apply_gradient(state: State, config: Config, step: int, total_steps: int, st
     """Clip the gradient, take the optimizer's step and move the average; returns what to log."""
     parameters = [p for p in state.model.parameters() if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
-    clipped, norm = clip_gradients(gradients, config.clip, config.clip_mode)
+    clipped, norm = clip_gradients(gradients, config.clip, config.inner.clip_each)
     grad_norm = float(norm)
     if not math.isfinite(grad_norm):
         return {"grad_norm": grad_norm}
@@ -95,50 +104,37 @@ def lr_factor(config: Config, step: int, total_steps: int, steps_per_epoch: int)
     warm = round(config.warmup * total_steps)
     if step < warm:
         return (step + 1) / warm
-    done = (step - warm) / (total_steps - warm)  # 0 to below 1
-    if config.schedule == "linear":
-        return config.final_lr + (1 - config.final_lr) * (1 - done)
-    if config.schedule == "cosine":
-        return config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * done))
-    if config.schedule == "step":
-        return LR_DROP ** sum(step >= m * steps_per_epoch for m in config.milestones)
-    return 1.0
+    name, numbers = read_schedule(config.schedule)
+    if name == "step":
+        return LR_DROP ** sum(step >= m * steps_per_epoch for m in numbers)
+    if name == "constant":
+        return 1.0
+    done, final = (step - warm) / (total_steps - warm), numbers[0] if numbers else 0.0  # 0 to below 1
+    return final + (1 - final) * (1 - done if name == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
 
 
 def ema_momentum(config: Config, step: int, total_steps: int) -> float:
-    """The moving average's momentum: constant, or rising to 1 on a cosine as in BYOL."""
-    if config.ema_schedule == "constant":
-        return config.ema_momentum
-    return 1 - (1 - config.ema_momentum) * (math.cos(math.pi * step / total_steps) + 1) / 2
+    """The moving average's momentum: constant, or in the authors' code rising to 1 on a cosine as in BYOL."""
+    if config.variant == "paper":
+        return EMA_MOMENTUM
+    return 1 - (1 - EMA_MOMENTUM) * (math.cos(math.pi * step / total_steps) + 1) / 2
 
 
-def train(
-    config: Config,
-    dataset: Dataset,
-    out: Path,
-    device: torch.device | str = "cpu",
-    max_steps: int | None = None,
-    resume: bool = False,
-    init: Path | None = None,
-    tensorboard: bool = False,
-    data_dir: Path | None = None,
-) -> MT3Model | None:
+def train(config: Config, dataset: Dataset, out: Path, options: RunOptions | None = None) -> MT3Model | None:
     """Train as the config says, into the run directory `out`, and return the model.
 
-    A training that the config has come first goes to `out/warm`, unless `init` is given. `max_steps`, which counts from
-    its first step on, stops early without changing the schedule; None is returned if that one is not finished by then.
-    Resuming later goes on as if it had not stopped: a run killed at any step and resumed ends with the same bits as one
-    that was not. A signal to end waits for the step under way, which is saved, and raises `Stopped` then. `data_dir` is
-    only noted down, for evaluating later.
+    A training that the config has come first goes to `out/start`, unless the options have an `init`. Their `max_steps`
+    stops early without changing the schedule; None is returned if the start is not finished by then. Resuming later
+    goes on as if it had not stopped: a run killed at any step and resumed ends with the same bits as one that was not.
+    A signal to end waits for the step under way, which is saved, and raises `Stopped` then.
     """
-    device = torch.device(device)
-    config = settle_precision(config, out, device)
-    noted = {"data_dir": None if data_dir is None else str(data_dir.resolve())}
+    options = RunOptions() if options is None else options
+    config = settle_precision(config, out, torch.device(options.device))
     with ExitStack() as held:
-        chain = [link._replace(run=link.run | noted) for link in open_chain(held, config, dataset, out, resume, init)]
+        chain = open_chain(held, config, dataset, out, options)
         for link in chain:  # settings that are refused leave nothing behind
-            make_state(link.config, dataset, torch.device("cpu"), None if link.run["init"] == WARM else link.init)
-        board = _tensorboard() if tensorboard else None
+            make_state(link.config, dataset, torch.device("cpu"), None if link.run["init"] == START else link.init)
+        board = _tensorboard() if options.tensorboard else None
         for link in chain:
             remove_run_leftovers(link.out)
             write_json(link.out / RUN_FILE, link.run)
@@ -147,10 +143,10 @@ def train(
             while left:
                 link = left.pop(0)
                 last_step = link.total_steps
-                if max_steps is not None:
-                    last_step = min(last_step, max(0, max_steps - link.before))
+                if options.max_steps is not None:
+                    last_step = min(last_step, max(0, options.max_steps - link.before))
                 writer = board(str(out / "tensorboard")) if board is not None and not left else None
-                model, step = _train_link(link, dataset, device, last_step, stop, writer)
+                model, step = _train_link(link, dataset, options, last_step, stop, writer)
                 if step < link.total_steps or stop.number is not None:
                     break
             done = link.before + step
@@ -162,10 +158,11 @@ def train(
 
 
 def _train_link(
-    link: Link, dataset: Dataset, device: torch.device, last_step: int, stop: Stop, writer: Any
+    link: Link, dataset: Dataset, options: RunOptions, last_step: int, stop: Stop, writer: Any
 ) -> tuple[MT3Model, int]:
     """Train until `last_step`, or until asked to stop, and save; returns the model and after which step it is."""
     config, out, steps_per_epoch, total_steps = link.config, link.out, link.steps_per_epoch, link.total_steps
+    device = torch.device(options.device)
     state = make_state(config, dataset, device, link.init)
     start, seconds = 0, 0.0
     if link.found is not None:
@@ -182,8 +179,8 @@ def _train_link(
             Progress(f"train {config.method}", last_step, "steps", start) as progress,
         ):
             while step < last_step and stop.number is None:
-                log = (step + 1) % config.log_every == 0
-                metrics = gradient_of_step(state, images, labels, config, step, steps_per_epoch, log)
+                log = (step + 1) % options.log_every == 0
+                metrics = gradient_of_step(state, images, labels, config, step, log)
                 metrics |= apply_gradient(state, config, step, total_steps, steps_per_epoch)
                 if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
                     kept = f"the last good checkpoint, step {saved}, stays" if saved else "there is no checkpoint yet"
@@ -198,9 +195,9 @@ def _train_link(
                     if writer is not None:
                         for name, value in metrics.items():
                             writer.add_scalar(name, value, step)
-                if config.snapshot_every and step % config.snapshot_every == 0:
+                if options.snapshot_every and step % options.snapshot_every == 0:
                     save_model(finished_model(state), out / SNAPSHOTS / f"step-{step:08d}")
-                if step % config.checkpoint_every == 0 and step < last_step:
+                if step % options.checkpoint_every == 0 and step < last_step:
                     metrics_file.flush()
                     saved = _save(link, state, step, time.monotonic() - began)
                 progress.advance(note=_note(metrics))
@@ -215,15 +212,6 @@ def _train_link(
     told = link.run | link.progress(step, link.before + step) | {"seconds": round(seconds, 3)}
     write_json(out / RUN_FILE, told)
     return model.eval(), step
-
-
-def finished_model(state: State) -> MT3Model:
-    """The model that a training gives if it ends here: with the averaged weights, if there are any."""
-    if state.average is None:
-        return state.model
-    model = copy.deepcopy(state.model)
-    model.load_state_dict(state.average)
-    return model
 
 
 def settle_precision(config: Config, out: Path, device: torch.device) -> Config:

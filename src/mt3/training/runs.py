@@ -1,13 +1,14 @@
-"""Run directories: what they hold, how far they are, whether they may be continued."""
+"""Run directories: what belongs to a training, in what order trainings follow each other, and what run.json says."""
 
 import hashlib
 import json
 import shutil
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mt3.config.config import BOOKKEEPING, Config, config_from_dict, config_to_dict, warm_config
+from mt3.config.config import Config, config_from_dict, departures, start_config
 from mt3.data import Dataset
 from mt3.models.store import (
     MODEL_FILES,
@@ -21,9 +22,31 @@ from mt3.models.store import (
 )
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import METRICS_FILE, RUN_FILE, atomic_path, own_directory, parse_json, remove_leftovers
+from mt3.training.tasks import images_per_task
 
 SNAPSHOTS = "snapshots"  # where a run keeps models from along the way
-WARM = "warm"  # where a run keeps the training that comes first, and the `init` of such a run
+START = "start"  # where a run keeps the training that comes first, and the `init` of such a run
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a training is asked besides its config: nothing here changes what is trained."""
+
+    device: str = "cpu"
+    max_steps: int | None = None  # stop after so many, counted from the first step of the first training; none: do not
+    resume: bool = False  # go on with the run that is there
+    init: Path | None = None  # a run whose weights it begins with, instead of its config's start
+    data_dir: Path | None = None  # noted down, for evaluating later
+    label: str = ""  # what a study calls this variant; the reference has none
+    tensorboard: bool = False
+    log_every: int = 5  # steps from one line of metrics to the next
+    checkpoint_every: int = 100  # steps from one checkpoint to the next
+    snapshot_every: int = 0  # steps after which the model is kept, as if it were finished, for curves; 0: never
+
+    def __post_init__(self) -> None:
+        for name in ("log_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise InputError(f"Expected {name} to be at least 1, got {getattr(self, name)}.")
 
 
 class Link(NamedTuple):
@@ -42,17 +65,12 @@ class Link(NamedTuple):
         """Whose weights it begins with."""
         if self.found is not None or self.run["init"] is None:
             return None
-        return self.out / WARM if self.run["init"] == WARM else Path(self.run["init"])
+        return self.out / START if self.run["init"] == START else Path(self.run["init"])
 
     def progress(self, step: int, done: int) -> dict[str, Any]:
         """What run.json says after `step` steps of its own and `done` of the whole chain up to here."""
-        whole = {"step": done, "total_steps": self.before + self.total_steps}
-        return {"step": step, "total_steps": self.total_steps, "chain": whole}
-
-
-def images_per_task(config: Config) -> int:
-    """How many different images a task is made of."""
-    return config.task_images or config.task_size
+        about = self.run["about"] | {"step": done, "total_steps": self.before + self.total_steps}
+        return {"step": step, "total_steps": self.total_steps, "about": about}
 
 
 def count_steps(config: Config, dataset: Dataset) -> tuple[int, int]:
@@ -69,12 +87,10 @@ def count_steps(config: Config, dataset: Dataset) -> tuple[int, int]:
 
 def _count_chain(config: Config | None, dataset: Dataset) -> int:
     """Steps of a training and of those that come before it."""
-    return 0 if config is None else count_steps(config, dataset)[1] + _count_chain(warm_config(config), dataset)
+    return 0 if config is None else count_steps(config, dataset)[1] + _count_chain(start_config(config), dataset)
 
 
-def open_chain(
-    held: ExitStack, config: Config, dataset: Dataset, out: Path, resume: bool, init: Path | None
-) -> list[Link]:
+def open_chain(held: ExitStack, config: Config, dataset: Dataset, out: Path, options: RunOptions) -> list[Link]:
     """The trainings that the run in `out` still needs, that which comes first first; `held` keeps others out of them.
 
     A start is finished before what follows begins: where that has steps of its own, or the start is finished, it is not
@@ -82,15 +98,16 @@ def open_chain(
     """
     steps_per_epoch, total_steps = count_steps(config, dataset)
     held.enter_context(own_directory(out))
-    run = check_run(out, config, resume, init)
-    found = load_checkpoint(out, owner_of(run)) if resume else None
-    first = warm_config(config) if run["init"] == WARM else None
+    run = check_run(out, config, options)
+    found = load_checkpoint(out, owner_of(run)) if options.resume else None
+    first = start_config(config) if run["init"] == START else None
     starts: list[Link] = []
     if first is not None and found is None:
-        if steps_done(first, out / WARM) is None:
-            check_start(first, dataset, out / WARM)
+        if steps_done(first, out / START) is None:
+            check_start(first, dataset, out / START)
         else:
-            starts = open_chain(held, first, dataset, out / WARM, resume=True, init=None)
+            again = RunOptions(resume=True, data_dir=options.data_dir)
+            starts = open_chain(held, first, dataset, out / START, again)
     before = _count_chain(first, dataset)
     return [*starts, Link(config, out, run, found, before, steps_per_epoch, total_steps)]
 
@@ -100,7 +117,7 @@ def check_start(config: Config, dataset: Dataset, out: Path) -> None:
     if not newest_step(out):
         return
     total_steps = count_steps(config, dataset)[1]
-    found = load_checkpoint(out, owner_of(check_run(out, config, resume=True, init=None)))
+    found = load_checkpoint(out, owner_of(check_run(out, config, RESUMED)))
     kind = "average." if config.average else "model."
     step, tensors = (0, {}) if found is None else found[:2]
     given = {name.removeprefix(kind): t for name, t in tensors.items() if name.startswith(kind)}
@@ -112,22 +129,42 @@ def check_start(config: Config, dataset: Dataset, out: Path) -> None:
 
 def owner_of(run: dict[str, Any]) -> str:
     """What a run's checkpoints are known by: how it is trained, and from what; a field's default need not be told."""
-    defaults = config_to_dict(Config())
-    told = {k: v for k, v in run["config"].items() if k not in BOOKKEEPING and v != defaults[k]}
+    defaults = asdict(Config())
+    told = {k: v for k, v in run["config"].items() if v != defaults[k]}
     return hashlib.blake2b(json.dumps([told, run["init"]], sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def trained_steps(run: dict[str, Any], where: Path) -> dict[str, int]:
-    """How far the model beside a run.json was trained, what came first included; of a model that is no run nothing."""
+def about_run(run: dict[str, Any], where: Path) -> dict[str, Any] | None:
+    """What an evaluation tells of the training of its model; None for a model that is no run."""
     if not run:
-        return {}
+        return None
     if "step" not in run:
         raise InputError(f"The run in {where} is not finished; continue it with --resume.")
-    told = run.get("chain", run)
-    step, total = (told.get(key) if isinstance(told, dict) else told for key in ("step", "total_steps"))
+    about = run.get("about")
+    step, total = (about.get(key) if isinstance(about, dict) else None for key in ("step", "total_steps"))
     if not (isinstance(step, int) and isinstance(total, int) and 0 <= step <= total):
         raise InputError(f"{where / RUN_FILE} is damaged: expected step to be a number up to total_steps, got {step}.")
-    return {"trained_steps": step, "total_steps": total}
+    return dict(about)  # type: ignore[arg-type]
+
+
+def _about(config: Config, init: str | None, label: str) -> dict[str, Any]:
+    """The training in the words of a protocol; `epochs` are those of the whole chain, as far as it is known."""
+    epochs = [config.epochs]
+    first = start_config(config) if init == START else None
+    while first is not None:
+        epochs, first = [first.epochs, *epochs], start_config(first)
+    if init not in (None, START):
+        epochs = [*read_run(find_model(str(init))).get("about", {}).get("epochs", []), *epochs]
+    return {
+        "data": config.data,
+        "method": config.method,
+        "preset": config.preset,
+        "seed": config.seed,
+        "label": label,
+        "epochs": epochs,
+        "network": f"resnet{config.depth}x{config.width}",
+        "overrides": departures(config),
+    }
 
 
 def remove_run_leftovers(out: Path) -> None:
@@ -140,42 +177,46 @@ def remove_run_leftovers(out: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+RESUMED = RunOptions(resume=True)
+
+
 def steps_done(config: Config, out: Path) -> int | None:
     """After which step `out` would be resumed, or None if it is finished; a run with other settings is refused."""
     run = read_run(out)
-    check_run(out, config, resume=True, init=None)
+    check_run(out, config, RESUMED)
     if run.get("step") is not None and run["step"] == run.get("total_steps"):
         load(out)  # refuses a model that is missing or damaged
         return None
     return newest_step(out)
 
 
-def check_run(out: Path, config: Config, resume: bool, init: Path | None) -> dict[str, Any]:
+def check_run(out: Path, config: Config, options: RunOptions) -> dict[str, Any]:
     """What run.json will say; refuses a directory that holds a run, unless it is to be resumed with its config."""
-    now = config_to_dict(config)
-    given = None if init is None else _name_init(init)
-    own = None if config.warm_method is None else WARM
+    now = asdict(config)
+    given = None if options.init is None else _name_init(options.init)
+    own = None if config.start is None else START
     run: dict[str, Any] = {"config": now, "init": own if given is None else given}
     old = read_run(out)
     if not old and any((out / name).exists() for name in ("checkpoints", *MODEL_FILES)):
         raise InputError(f"{out} holds a model or checkpoints but no {RUN_FILE}; choose another --out.")
     if old:
-        if not resume:
+        if not options.resume:
             raise InputError(f"{out} already holds a run; pass --resume to continue it, or choose another --out.")
-        before = config_to_dict(config_from_dict(old["config"]))
+        before = asdict(config_from_dict(old["config"]))
         if now["precision"] == "auto":
             now["precision"] = before["precision"]
-        changed = [k for k in now if before[k] != now[k] and k not in BOOKKEEPING]
+        changed = [k for k in now if before[k] != now[k]]
         if given is not None and given != old.get("init"):
-            raise InputError(f"The run in {out} was started from {old.get('init')}, not from {init}; drop --init.")
+            raise InputError(f"The run in {out} was started from {old.get('init')}, not from {given}; drop --init.")
         if changed:
             raise InputError(
                 f"The run in {out} was started with other settings ({name_list(changed)} differ: "
                 f"{name_list(f'{k}={before[k]}' for k in changed)}); give the same ones or choose another --out."
             )
         # its model, if it has one, stays as it is until there is another
-        run |= {key: old[key] for key in ("init", "step", "total_steps", "chain", "seconds") if key in old}
-    return run
+        run |= {key: old[key] for key in ("init", "step", "total_steps", "about", "seconds") if key in old}
+    data_dir = None if options.data_dir is None else str(options.data_dir.resolve())
+    return {"about": _about(config, run["init"], options.label)} | run | {"data_dir": data_dir}
 
 
 def _name_init(init: Path) -> str:
@@ -200,9 +241,9 @@ def cut_metrics(path: Path, step: int) -> None:
 
 def copy_start(source: Path, target: Path) -> None:
     """Give a run the training that came first in another one, where that is the same; one that has it keeps it."""
-    if (target / WARM).exists():
+    if (target / START).exists():
         return
-    copy = target / f".{WARM}"
+    copy = target / f".{START}"
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(source / WARM, copy)
-    copy.rename(target / WARM)
+    shutil.copytree(source / START, copy)
+    copy.rename(target / START)

@@ -1,5 +1,6 @@
 """What a training changes: the model, its optimizer and its moving averages."""
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mt3.adaptation.adapter import Params
 from mt3.config.config import Config
 from mt3.data import Dataset
-from mt3.models.classifier import MT3Model, refuse_batch_norm, zero_last_convolutions
+from mt3.models.call import Params
+from mt3.models.classifier import MT3Model, refuse_batch_norm
 from mt3.models.store import load
+from mt3.networks.resnet import zero_last_convolutions
 from mt3.objectives.augment import seeded_generator
 from mt3.support.errors import InputError
 
@@ -22,33 +24,21 @@ class State:
 
     model: MT3Model
     optimizer: torch.optim.SGD
-    ema: Params | None  # moving average that gives the targets of joint BYOL training, or of the inner loss
+    ema: Params | None  # moving average that gives the targets of joint training, or of the inner loss
     average: Params | None = None  # of the weights over the steps; becomes the finished model
 
 
 def build_model(config: Config, dataset: Dataset) -> MT3Model:
     """A fresh model of the config's network, its weights drawn from the config's seed."""
     model = MT3Model(
+        f"resnet{config.depth}x{config.width}",
         dataset.num_classes,
-        depth=config.depth,
-        width=config.width,
-        groups=config.groups,
-        head=config.head,
-        selfsup=config.selfsup,
-        hidden=config.hidden,
-        projection=config.projection,
-        adapt_steps=config.test_steps,
-        adapt_lr=config.test_lr,
-        adapt_views=config.test_views,
-        adapt_clip=config.test_clip,
-        adapt_layers=config.adapt_layers,
-        adapt_average=config.test_average,
-        adapt_gate=config.test_gate,
-        learned_rates=config.inner_steps if config.learn_rates and config.training == "meta" else 0,
-        clip_mode=config.clip_mode,
-        fresh_views=config.test_fresh_views,
-        crop_max=config.crop_max,
+        config.objective,
+        config.hidden,
+        config.projection,
+        size=dataset.size,
         classes=list(dataset.classes),
+        adaptation=config.test,
         precision=config.precision,
     )
     model.reset_parameters(seeded_generator("weights", config.seed))
@@ -61,7 +51,7 @@ def make_state(config: Config, dataset: Dataset, device: torch.device, init: Pat
     """The state before the first step; `init` gives a run whose weights are taken over where names and shapes fit."""
     model = build_model(config, dataset)
     if init is not None:
-        warm_start(model, load(init), init)
+        take_weights(model, load(init), init)
     refuse_batch_norm(model)
     model.to(device)
     optimizer = torch.optim.SGD(
@@ -69,9 +59,9 @@ def make_state(config: Config, dataset: Dataset, device: torch.device, init: Pat
     )
     ema = None
     averaged = config.training == "joint" or (config.training == "meta" and config.inner_target == "ema")
-    if averaged and config.selfsup == "byol":
+    if averaged and model.objective is not None and model.objective.has_target:
         start = model
-        if config.ema_start == "random":
+        if config.variant == "official":  # where the average begins with random weights of its own
             start = build_model(config, dataset).to(device)
             start.reset_parameters(seeded_generator("target", config.seed))
         ema = _copy(start)
@@ -89,19 +79,25 @@ def _copy(model: MT3Model) -> Params:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def warm_start(model: MT3Model, source: MT3Model, name: str | Path) -> None:
+def take_weights(model: MT3Model, source: MT3Model, name: str | Path) -> None:
     """Take over the weights of `source` whose names and shapes fit; heads that it lacks keep their fresh weights."""
     own, given = model.state_dict(), source.state_dict()
     fitting = {n: t for n, t in given.items() if n in own and own[n].shape == t.shape}
-    if "stem.weight" not in fitting:
-        raise InputError(f"The network of {name} differs from this run's; give both the same depth, width and groups.")
-    trunk = ("stage", "norm")
+    trunk = "backbone."
     unfit = sorted(n for n in own.keys() | given.keys() if n.startswith(trunk) and n not in fitting)
-    if model.norm.num_groups != source.norm.num_groups:
-        unfit.append(f"the norms ({source.norm.num_groups} groups, here {model.norm.num_groups})")
-    if unfit:
-        raise InputError(f"The network of {name} differs from this run's at {unfit[0]}; give both the same network.")
+    if unfit or model.backbone.shape != source.backbone.shape:
+        where = f" at {unfit[0].removeprefix(trunk)}" if unfit else " in the groups of its norms"
+        raise InputError(f"The network of {name} differs from this run's{where}; give both the same depth and width.")
     model.load_state_dict(own | fitting)
+
+
+def finished_model(state: State) -> MT3Model:
+    """The model that a training gives if it ends here: with the averaged weights, if there are any."""
+    if state.average is None:
+        return state.model
+    model = copy.deepcopy(state.model)
+    model.load_state_dict(state.average)
+    return model
 
 
 def state_tensors(state: State) -> dict[str, Tensor]:
@@ -111,10 +107,8 @@ def state_tensors(state: State) -> dict[str, Tensor]:
         buffer = state.optimizer.state.get(p, {}).get("momentum_buffer")
         if buffer is not None:
             tensors[f"momentum.{name}"] = buffer
-    if state.ema is not None:
-        tensors |= {f"ema.{n}": t for n, t in state.ema.items()}
-    if state.average is not None:
-        tensors |= {f"average.{n}": t for n, t in state.average.items()}
+    for kind, params in (("ema", state.ema), ("average", state.average)):
+        tensors |= {f"{kind}.{n}": t for n, t in (params or {}).items()}
     return tensors
 
 
@@ -124,7 +118,6 @@ def restore_state(state: State, tensors: dict[str, Tensor]) -> None:
             p.copy_(tensors[f"model.{name}"])
             if f"momentum.{name}" in tensors:
                 state.optimizer.state[p]["momentum_buffer"] = tensors[f"momentum.{name}"].to(p.device)
-            if state.ema is not None:
-                state.ema[name].copy_(tensors[f"ema.{name}"])
-            if state.average is not None:
-                state.average[name].copy_(tensors[f"average.{name}"])
+            for kind, params in (("ema", state.ema), ("average", state.average)):
+                if params is not None:
+                    params[name].copy_(tensors[f"{kind}.{name}"])

@@ -1,0 +1,105 @@
+"""The pieces of an evaluation on disk: an interruption loses at most the one under way."""
+
+import zipfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mt3.evaluation.protocol import Source
+from mt3.support.errors import InputError, name_list
+from mt3.support.files import atomic_path, read_json, remove_leftovers, write_json
+
+PIECE = 50  # images whose results are kept together
+Results = dict[str, NDArray[np.float32]]  # row -> probabilities (images, classes)
+
+
+class Piece(NamedTuple):
+    """Some images under one corruption."""
+
+    source: Source
+    start: int
+    stop: int
+
+
+def pieces_of(sources: list[Source], count: int) -> list[Piece]:
+    """All pieces, each with the same images for every source before the next images."""
+    return [Piece(source, start, stop) for start, stop in _bounds(count) for source in sources]
+
+
+def _bounds(count: int) -> Iterator[tuple[int, int]]:
+    """Split 0..count evenly into pieces of at most PIECE images; none has a single image unless count is 1."""
+    edges = np.linspace(0, count, -(-count // PIECE) + 1).round().astype(int).tolist()
+    yield from pairwise(edges)
+
+
+def folder_of(out: Path) -> Path:
+    """Where the pieces of an evaluation lie until it is whole."""
+    return out.with_name(out.name + ".partial")
+
+
+def path_of(folder: Path, piece: Piece) -> Path:
+    return folder / f"{piece.start:06d}-{piece.source[0]}-{piece.source[1]}.npz"
+
+
+def open_folder(out: Path, protocol: dict[str, Any]) -> Path:
+    """The folder for pieces under this protocol, without what a kill left; nobody else may be writing `out`."""
+    folder = folder_of(out)
+    remove_leftovers(out)
+    remove_leftovers(out.with_suffix(".npz"))
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+    if not (folder / "protocol.json").exists():  # else it is the same, or `share_done` would have refused it
+        for piece in folder.glob("*.npz"):  # nobody knows under which protocol
+            piece.unlink()
+        write_json(folder / "protocol.json", protocol)
+    return folder
+
+
+def share_done(out: Path, protocol: dict[str, Any]) -> float:
+    """How much of the evaluation is there, from 0 to 1; one under another protocol is refused."""
+    if out.exists():
+        _require_same(read_json(out).get("protocol"), protocol, out)
+        if out.with_suffix(".npz").exists():
+            return 1.0
+    folder = folder_of(out)
+    if not (folder / "protocol.json").exists():
+        return 0.0
+    _require_same(read_json(folder / "protocol.json"), protocol, folder)
+    sources = int(protocol["clean"]) + len(protocol["corruptions"]) * len(protocol["severities"])
+    total = sources * len(list(_bounds(protocol["images"])))
+    return min(0.99, len(list(folder.glob("*.npz"))) / total)
+
+
+def _require_same(old: Any, new: dict[str, Any], where: Path) -> None:
+    if not isinstance(old, dict):
+        raise InputError(f"{where} does not hold an evaluation; choose another --out, or delete it.")
+    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
+    if changed:
+        raise InputError(
+            f"{where} holds an evaluation under another protocol ({name_list(changed)} differ); "
+            "choose another --out, or delete it."
+        )
+
+
+def is_whole(folder: Path, piece: Piece, classes: int) -> bool:
+    """Whether a piece is there and complete; a damaged one counts as missing and is evaluated again."""
+    try:
+        results = read_npz(path_of(folder, piece))
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
+        return False
+    shape = (piece.stop - piece.start, classes)
+    return "before" in results and all(p.shape == shape for p in results.values())
+
+
+def write_npz(path: Path, arrays: dict[str, Any]) -> None:
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def read_npz(path: Path) -> Results:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}

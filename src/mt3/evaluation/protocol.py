@@ -1,0 +1,135 @@
+"""What an evaluation is asked, and everything that its numbers depend on."""
+
+import hashlib
+import platform
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mt3 import corruptions
+from mt3.config.adaptation import Adaptation
+from mt3.data import CorruptedSet, Dataset
+from mt3.models.classifier import MT3Model
+from mt3.models.store import tensors_hash
+from mt3.support.errors import InputError
+from mt3.support.version import __version__
+
+CLEAN = ("clean", 0)
+Source = tuple[str, int]  # corruption and severity
+
+
+@dataclass(frozen=True)
+class TestImages:
+    """The images to evaluate on: a data set's test split, corrupted on the fly or taken from a -C directory."""
+
+    __test__ = False  # not a test case, whatever its name says
+
+    dataset: Dataset | None  # gives the clean images
+    corrupted: CorruptedSet | None = None  # None: corruptions are generated, each image seeded by its index
+    seed: int = 0  # of the generated corruptions
+    first: int = 0  # index of the first image; those before it are left out
+
+    def __post_init__(self) -> None:
+        if self.dataset is None and self.corrupted is None:
+            raise InputError("Expected a data set or a directory of corrupted images, got neither.")
+        if len(self.labels) < 1:
+            raise InputError(f"Expected the first image to be one of the test images, got {self.first}; lower --first.")
+        if self.dataset is None or self.corrupted is None:
+            return
+        if not np.array_equal(self.dataset.test_labels[: self.corrupted.images], self.corrupted.labels):
+            raise InputError(
+                f"The labels in {self.corrupted.directory} are not those of {self.dataset.name}'s test split; "
+                "give the corrupted version of the same data."
+            )
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        every = self.corrupted.labels if self.corrupted is not None else self._clean.test_labels
+        return every[self.first :]
+
+    def origin(self, sources: list[Source], count: int) -> dict[str, Any]:
+        """Where the corrupted images come from, for the protocol; those of a directory are known by their bytes."""
+        if self.corrupted is None:
+            return {"kind": "generated", "version": __version__, "seed": self.seed}
+        digest = hashlib.blake2b(digest_size=16)
+        for source in sources:
+            digest.update(np.ascontiguousarray(self.corrupted.images_of(*source)[self.first :][:count]).data)
+        return {"kind": "directory", "name": self.corrupted.directory.resolve().name, "hash": digest.hexdigest()}
+
+    def take(self, source: Source, start: int, stop: int) -> NDArray[np.uint8]:
+        """Images start..stop-1 (N, H, H, 3), counted from `first`, under a corruption and severity, or clean."""
+        start, stop = start + self.first, stop + self.first
+        if source != CLEAN and self.corrupted is not None:
+            return np.array(self.corrupted.images_of(*source)[start:stop])  # a copy in memory
+        images = self._clean.test_images[start:stop]
+        return images if source == CLEAN else corruptions.apply(images, *source, seed=self.seed, first_index=start)
+
+    @property
+    def _clean(self) -> Dataset:
+        assert self.dataset is not None
+        return self.dataset
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is asked of a model; with the images and the model it says all that the numbers depend on."""
+
+    corruptions: tuple[str, ...]
+    severities: tuple[int, ...] = (5,)
+    limit: int | None = None  # images; none: all of them
+    controls: bool = False  # also adapt on other images, to split the gain
+    adaptation: Adaptation | None = None  # none: the model as it is
+    seed: int = 0  # of the views
+    label: str = ""  # what a report calls this variant; the reference has none
+    sweep: bool = False  # a point of a sweep over steps, views or learning rate
+    run: dict[str, Any] | None = field(default=None, hash=False)  # how the model was trained, if that is known
+
+    @property
+    def sources(self) -> list[Source]:
+        return [(name, severity) for severity in self.severities for name in self.corruptions]
+
+    def count(self, images: TestImages) -> int:
+        """Images under each corruption."""
+        return len(images.labels) if self.limit is None else min(self.limit, len(images.labels))
+
+
+def describe(protocol: Protocol, model: MT3Model, images: TestImages) -> dict[str, Any]:
+    """The protocol as a result file keeps it; refuses what cannot be evaluated."""
+    count, adaptation = protocol.count(images), protocol.adaptation
+    if count < 1:
+        raise InputError(f"Expected at least one image to evaluate, got a limit of {protocol.limit}.")
+    if protocol.controls and adaptation is None:
+        raise InputError("Controls compare adapted models, but nothing is adapted here; drop --controls.")
+    if protocol.controls and images.dataset is None:
+        raise InputError("The clean control needs the clean test images; give --data-dir, or drop --controls.")
+    if protocol.controls and count < 2:
+        raise InputError("Controls adapt on another image, so they need at least 2 images; raise --limit.")
+    return {
+        "run": protocol.run,
+        "label": protocol.label,
+        "sweep": protocol.sweep,
+        "data": images.dataset.name if images.dataset is not None else (protocol.run or {}).get("data"),
+        "split": "test",
+        "source": images.origin(protocol.sources, count),
+        "corruptions": list(protocol.corruptions),
+        "severities": sorted(set(protocol.severities)),
+        "images": count,
+        "first": images.first,
+        "clean": images.dataset is not None,
+        "controls": protocol.controls,
+        "seed": protocol.seed,
+        "adaptation": None if adaptation is None else asdict(adaptation),
+        "own_adaptation": adaptation is None or adaptation == model.adaptation,
+        "views": 0 if adaptation is None else adaptation.views,
+        "precision": model.precision,
+        "model_hash": tensors_hash(model.state_dict()),
+        "versions": {
+            "mt3": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
