@@ -16,7 +16,7 @@ from mt3.support.errors import InputError, one_of, shown
 CHOICES = {
     "training": TRAINING,
     "variant": VARIANTS,
-    "init": ("glorot", "zero", "centred"),
+    "first_weights": ("glorot", "zero", "centred"),
     "order": ("second", "first"),
     "inner_target": ("meta", "ema"),
     "layers": LAYERS,

@@ -42,7 +42,7 @@ def build_model(config: Config, dataset: Dataset) -> MT3Model:
         precision=config.precision,
     )
     model.reset_parameters(seeded_generator("weights", config.seed))
-    INITS[config.init](model)
+    INITS[config.first_weights](model)
     return model
 
 
