@@ -166,7 +166,7 @@ def _corrupted_images(
         raise InputError(f"Expected severities from 1 to 5, got {name_list(severities)}.")
     if args.corrupted is None:
         return None, [] if asked == ["none"] else list(resolve(asked)), severities
-    corrupted = open_corrupted(args.corrupted, dataset.name if dataset else None)
+    corrupted = open_corrupted(args.corrupted, dataset.num_classes if dataset else None)
     return corrupted, _group_names(asked, corrupted, severities), severities
 
 
@@ -189,7 +189,7 @@ def predict_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.data.image_files import read_image, silent_readers
 
     with silent_readers():
-        read = [read_image(path) for path in args.images]
+        read = [read_image(path, 32) for path in args.images]
     from mt3.evaluation.predict import predict
     from mt3.models.store import load
 

@@ -27,8 +27,6 @@ from mt3.support.processes import run
 from mt3.support.progress import Progress
 from mt3.support.version import __version__
 
-__all__ = ["SEVERITIES", "check_severities", "library_versions", "write_corrupted"]
-
 SEVERITIES = (1, 2, 3, 4, 5)
 PIECE = 128  # images that a process corrupts at a time: 0.4 MB
 

@@ -1,4 +1,4 @@
-"""Image files to 32x32 RGB arrays, with a note of what had to be converted. Needs no torch."""
+"""Image files to square RGB arrays, with a note of what had to be converted. Needs no torch."""
 
 import os
 import stat
@@ -14,29 +14,31 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from mt3.support.errors import InputError
 
-SIZE = 32
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 KINDS = "PNG, JPEG, WebP, BMP, TIFF or GIF"
 # memory is bounded by all three: a decoded pixel takes up to 4 bytes, a row a pointer, and WebP is read whole
 MAX_PIXELS = 50_000_000
 MAX_SIDE = 20_000
 MAX_BYTES = 8 * MAX_PIXELS
-DRAFT = 8 * SIZE  # pixels; a JPEG is decoded at a half, a quarter or an eighth if its sides stay as long as this
+DRAFT = 8  # a JPEG is decoded at a half, a quarter or an eighth if its sides stay so many times as long as needed
 ORIENTATION, ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # of EXIF
 
 
-def read_image(path: str | Path) -> tuple[NDArray[np.uint8], list[str]]:
-    """Read an image file of the common formats as uint8 (32, 32, 3); the notes say what was converted on the way."""
+def read_image(path: str | Path, size: int) -> tuple[NDArray[np.uint8], list[str]]:
+    """Read an image file of the common formats as uint8 (size, size, 3); the notes say what was converted for that."""
     path = Path(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's own size warning; the limit here is stricter
             _check_file(path)
-            return _convert(*_read_square(path))
+            return _convert(*_read_square(path, size), size)
     except InputError:
         raise
     except Image.DecompressionBombError:
-        raise InputError(_too_large(path, "")) from None
+        raise InputError(
+            f"{path} has more than the {MAX_PIXELS // 10**6} megapixels or the sides of {MAX_SIDE} pixels that are "
+            "read; scale it down first."
+        ) from None
     except UnidentifiedImageError:
         raise InputError(f"{path} is not an image that can be read; give a {KINDS}.") from None
     except MemoryError:
@@ -74,20 +76,13 @@ def _check_file(path: Path) -> None:
         raise InputError(f"{path} is longer than the {MAX_BYTES // 10**6} MB that are read; scale it down first.")
 
 
-def _too_large(path: Path, size: str) -> str:
-    return (
-        f"{path} has {size}more than the {MAX_PIXELS // 10**6} megapixels or the sides of {MAX_SIDE} pixels that are "
-        "read; scale it down first."
-    )
-
-
-def _read_square(path: Path) -> tuple[Image.Image, tuple[int, int], list[str]]:
+def _read_square(path: Path, size: int) -> tuple[Image.Image, tuple[int, int], list[str]]:
     """The centre square of the file's first frame; also the size of all of it upright, and a note on the others."""
     with Image.open(path, formats=FORMATS) as file:
         width, height = file.size
         if width * height > MAX_PIXELS or max(file.size) > MAX_SIDE:
-            raise InputError(_too_large(path, f"{width} x {height} pixels, "))
-        file.draft(None, (DRAFT, DRAFT))
+            raise Image.DecompressionBombError
+        file.draft(None, (DRAFT * size, DRAFT * size))
         file.load()
         square = file.crop(_centre_box(*file.size))
         notes = ["only the first frame is read"] if _has_more_frames(file) else []
@@ -109,14 +104,16 @@ def _has_more_frames(file: Image.Image) -> bool:
         return True
 
 
-def _convert(square: Image.Image, size: tuple[int, int], notes: list[str]) -> tuple[NDArray[np.uint8], list[str]]:
+def _convert(
+    square: Image.Image, whole: tuple[int, int], notes: list[str], size: int
+) -> tuple[NDArray[np.uint8], list[str]]:
     """Turn the square upright and scale it before what is left is converted: that needs the least memory."""
     ImageOps.exif_transpose(square, in_place=True)
     if square.mode.startswith("I") or square.mode == "F":  # more than 8 bits a value
-        image, top = _to_eight_bits(square)
+        image, top = _to_eight_bits(square, size)
         notes = [*notes, f"scaled from 0..{top:g} to 8 bits"]
     else:
-        image = _scale(_in_scalable_mode(square))
+        image = _scale(_in_scalable_mode(square), size)
     if image.mode in ("RGBA", "LA"):
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
         notes = [*notes, "transparency laid on white"]
@@ -124,8 +121,8 @@ def _convert(square: Image.Image, size: tuple[int, int], notes: list[str]) -> tu
         notes = [*notes, "grey repeated in three channels"]
     elif square.mode != "RGB":
         notes = [*notes, f"converted from {square.mode}"]
-    if size != (SIZE, SIZE):
-        notes = [*notes, f"{size[0]}x{size[1]} cut to its centre square and scaled to {SIZE}x{SIZE}"]
+    if whole != (size, size):
+        notes = [*notes, f"{whole[0]}x{whole[1]} cut to its centre square and scaled to {size}x{size}"]
     return np.asarray(image.convert("RGB"), dtype=np.uint8), notes
 
 
@@ -138,19 +135,19 @@ def _in_scalable_mode(image: Image.Image) -> Image.Image:
     return image.convert("L" if image.mode == "1" else "RGB")
 
 
-def _to_eight_bits(image: Image.Image) -> tuple[Image.Image, float]:
-    """Scale an image of larger or broken values to 32x32 and to 0..255; also the value that becomes 255."""
+def _to_eight_bits(image: Image.Image, size: int) -> tuple[Image.Image, float]:
+    """Scale an image of larger or broken values to its size and to 0..255; also the value that becomes 255."""
     whole = image.mode != "F"
     image = image.convert("F") if whole else image
     high = cast(float, image.getextrema()[1])  # of one channel
-    values = np.asarray(_scale(image), dtype=np.float64)
+    values = np.asarray(_scale(image, size), dtype=np.float64)
     if not np.isfinite(values).all():
         raise ValueError("some of its values are not numbers")
     top = 65535.0 if whole or high > 255 else 255.0 if high > 1 else 1.0
     return Image.fromarray((values.clip(0, top) * (255.0 / top)).astype(np.uint8)), top
 
 
-def _scale(image: Image.Image) -> Image.Image:
-    if image.size == (SIZE, SIZE):
+def _scale(image: Image.Image, size: int) -> Image.Image:
+    if image.size == (size, size):
         return image
-    return ImageOps.fit(image, (SIZE, SIZE), Image.Resampling.LANCZOS)
+    return ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS)
