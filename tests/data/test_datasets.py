@@ -161,8 +161,9 @@ def test_unknown_name_lists_the_valid_ones() -> None:
         load_dataset("mnist")
 
 
-def test_importing_the_data_does_not_import_torch() -> None:
-    code = "import sys, mt3.data; print('torch' in sys.modules)"
+@pytest.mark.parametrize("room", ["data", "corruptions"])
+def test_importing_a_room_of_images_imports_neither_torch_nor_scipy(room: str) -> None:
+    code = f"import sys, mt3.{room}; print('torch' in sys.modules or 'scipy' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
 
@@ -241,7 +242,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 def test_truncated_binary_file(tmp_path: Path) -> None:
     write_layout(tmp_path, "cifar-100-binary")
     path = tmp_path / "cifar-100-binary/test.bin"
-    with pytest.raises(InputError, match=r"train\.bin has 4 images, expected 50000; download it again"):
+    with pytest.raises(InputError, match=r"-binary has 4 images for training and 4 for testing, expected 50000 and 10"):
         load_cifar100(tmp_path)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(InputError, match=r"test\.bin is not a whole CIFAR file .*size 12295 .*3074\)"):

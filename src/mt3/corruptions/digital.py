@@ -51,7 +51,7 @@ def _with_one(points: Floats) -> Floats:
 
 
 def _sample(images: Floats, y: Floats, x: Floats, border: Literal["reflect", "symmetric"]) -> Floats:
-    """Interpolate (N, 32, 32, 3) linearly at (y, x), each (N, 32, 32), up to a side outside; `border` as in `np.pad`."""
+    """Interpolate (N, 32, 32, 3) linearly at (y, x), each (N, 32, 32), up to a side outside; `border` is `np.pad`'s."""
     inside = np.pad(np.arange(SIZE), SIZE, mode=border)  # which pixel of a line the border repeats at -32..63
     above, left = np.floor(y).astype(np.intp), np.floor(x).astype(np.intp)
     down, right = (y - above)[..., None], (x - left)[..., None]

@@ -27,6 +27,7 @@ MOVES = {
 }
 # 3 x 3 filters: Sobel's of the slope to the right, and light from the lower right
 SOBEL = np.array([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]])
+BOX = np.ones((3, 3), dtype=np.int64)
 LIGHT = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
 NEIGHBOURS = np.zeros((3, 3, 3), dtype=bool)
 NEIGHBOURS[1] = True  # the eight in the same image, none in another
@@ -56,9 +57,11 @@ def spatter(images: Bytes, spatter_parameters: Parameters, generators: Generator
 def _water(layer: Floats) -> Floats:
     """Shade the drops of `layer` by their distance to the rims, as if lit from one side; the brightest has 1."""
     levels = (layer * 255).astype(np.int64) % 256  # as a cast to bytes does, which wraps
-    depth = _box_sum(distance(canny(levels))) // (9 * UNIT)
+    depth = _correlate(distance(canny(levels)), BOX) // (9 * UNIT)
     relief = np.clip(_correlate(equalise(depth), LIGHT), 0, 255)
-    water = levels * ((2 * _box_sum(relief) + 9) // 18)  # a sum of whole numbers over 9, rounded: there are no ties
+    water = levels * (
+        (2 * _correlate(relief, BOX) + 9) // 18
+    )  # a sum of whole numbers over 9, rounded: there are no ties
     shade: Floats = water / np.maximum(water.max(axis=(1, 2), keepdims=True), 1)
     return shade
 
@@ -116,22 +119,18 @@ def equalise(levels: Whole) -> Whole:
 
     An image of one level stays as it is.
     """
-    every = np.arange(len(levels))
-    counts = np.zeros((len(levels), 256), dtype=np.int64)
-    np.add.at(counts, (every[:, None, None], levels), 1)
-    lowest = levels.min(axis=(1, 2))
-    risen = np.cumsum(counts, axis=1) - counts[every, lowest][:, None]  # pixels from the second level up to each
-    total = risen[:, -1:]
+    return np.stack([_equalise(image) for image in levels])
+
+
+def _equalise(levels: Whole) -> Whole:
+    counts = np.bincount(levels.ravel(), minlength=256)
+    risen = np.cumsum(counts) - counts[levels.min()]  # pixels from the second level up to each
+    if not risen[-1]:
+        return levels
     # in single precision and rounded to even, as OpenCV does
-    scale = np.float32(255) / np.maximum(total, 1).astype(np.float32)
-    table = np.where(total == 0, lowest[:, None], np.rint(risen.astype(np.float32) * scale).astype(np.int64))
-    spread: Whole = table[every[:, None, None], levels]
-    return spread
-
-
-def _box_sum(x: Whole) -> Whole:
-    """Add up the 3 x 3 neighbourhood."""
-    return _correlate(x, np.ones((3, 3), dtype=np.int64))
+    spread = np.rint(risen.astype(np.float32) * (np.float32(255) / np.float32(risen[-1]))).astype(np.int64)
+    result: Whole = spread[levels]
+    return result
 
 
 def _correlate(x: Whole, kernel: Whole, border: Literal["mirror", "nearest"] = "mirror") -> Whole:

@@ -32,27 +32,21 @@ CIFAR100_CLASSES = tuple(
 )
 
 
-class _File(NamedTuple):
-    name: str
-    rows: int
-    md5: str = ""  # empty where no sum of the single file is published
-
-
 class _Layout(NamedTuple):
     folder: str  # what the official archive unpacks to
-    files: tuple[_File, ...]  # the last one is the test set
+    files: dict[str, str]  # with their MD5, empty where none is published; the last one is the test set
     label_bytes: int = 0  # binary layout: before each image, the last one counts
     label_key: str = ""  # python layout: where the labels are
 
 
-def _ten_thousand_each(names: str, md5s: str) -> tuple[_File, ...]:
-    return tuple(_File(name, 10_000, md5) for name, md5 in zip(names.split(), md5s.split(), strict=True))
+def _with_md5s(names: str, md5s: str) -> dict[str, str]:
+    return dict(zip(names.split(), md5s.split(), strict=True))
 
 
 CIFAR10_LAYOUTS = (
     _Layout(
         "cifar-10-batches-bin",
-        _ten_thousand_each(
+        _with_md5s(
             "data_batch_1.bin data_batch_2.bin data_batch_3.bin data_batch_4.bin data_batch_5.bin test_batch.bin",
             """5dd7e06a14cb22eb9f671a540d1b7c25 5ea93a67294ea407fff1d09f752e9692 942cd6a4bcdd0dd3c604fbe906cb4421
             ae636b3ba5c66a11e91e8cb52e771fcb 53f37980c15c3d472c316c40844f3f0d 803d5f7f4d78ea53de84dbe85f74fb6d""",
@@ -61,7 +55,7 @@ CIFAR10_LAYOUTS = (
     ),
     _Layout(
         "cifar-10-batches-py",
-        _ten_thousand_each(
+        _with_md5s(
             "data_batch_1 data_batch_2 data_batch_3 data_batch_4 data_batch_5 test_batch",
             """c99cafc152244af753f735de768cd75f d4bba439e000b95fd0a9bffe97cbabec 54ebc095f3ab1f0389bbae665268c751
             634d18415352ddfa80567beed471001a 482c414d41f54cd18b22e5b47cb7c3cb 40351d587109b95175f43aff81a1287e""",
@@ -72,15 +66,12 @@ CIFAR10_LAYOUTS = (
 CIFAR100_LAYOUTS = (
     _Layout(
         "cifar-100-binary",
-        (_File("train.bin", 50_000), _File("test.bin", 10_000)),
+        {"train.bin": "", "test.bin": ""},
         label_bytes=2,  # coarse, then fine
     ),
     _Layout(
         "cifar-100-python",
-        (
-            _File("train", 50_000, "16019d7e3df5f24257cddd939b257f8d"),
-            _File("test", 10_000, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
-        ),
+        _with_md5s("train test", "16019d7e3df5f24257cddd939b257f8d f0ef6b0ae62326f3e7ffdfab6717acfc"),
         label_key="fine_labels",
     ),
 )
@@ -104,12 +95,15 @@ LOADERS = {"cifar10": load_cifar10, "cifar100": load_cifar100}
 
 def _load(title: str, layouts: tuple[_Layout, ...], classes: tuple[str, ...], data_dir: Path, verify: bool) -> Dataset:
     layout, directory = _find_layout(title, layouts, data_dir)
-    parts = [_read_file(layout, file, directory / file.name, verify) for file in layout.files]
-    for file, (_, labels) in zip(layout.files, parts, strict=True):
-        check_labels(labels, len(classes), directory / file.name)
+    parts = [_read_file(layout, directory / name, md5 if verify else "") for name, md5 in layout.files.items()]
+    for name, (_, labels) in zip(layout.files, parts, strict=True):
+        check_labels(labels, len(classes), directory / name)
     *train, (test_images, test_labels) = parts
     train_images = np.concatenate([images for images, _ in train])
     train_labels = np.concatenate([labels for _, labels in train])
+    if verify and (len(train_images), len(test_images)) != (50_000, 10_000):
+        found = f"{len(train_images)} images for training and {len(test_images)} for testing"
+        raise InputError(f"{directory} has {found}, expected 50000 and 10000; {AGAIN}.")
     name = title.replace("-", "").lower()
     return Dataset(name, train_images, train_labels, test_images, test_labels, classes)
 
@@ -119,7 +113,7 @@ def _find_layout(title: str, layouts: tuple[_Layout, ...], data_dir: Path) -> tu
     incomplete = ""
     for layout in layouts:
         for directory in (data_dir / layout.folder, data_dir):
-            missing = [file.name for file in layout.files if not (directory / file.name).is_file()]
+            missing = [name for name in layout.files if not (directory / name).is_file()]
             if not missing:
                 return layout, directory
             if len(missing) < len(layout.files):
@@ -132,21 +126,18 @@ def _find_layout(title: str, layouts: tuple[_Layout, ...], data_dir: Path) -> tu
     )
 
 
-def _read_file(layout: _Layout, file: _File, path: Path, verify: bool) -> tuple[Images, Labels]:
+def _read_file(layout: _Layout, path: Path, md5: str) -> tuple[Images, Labels]:
     try:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror}.") from error
-    if verify and file.md5:
-        digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        if digest != file.md5:
-            raise InputError(f"{path} is damaged: its MD5 is {digest}, expected {file.md5}; {AGAIN}.")
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if md5 and digest != md5:
+        raise InputError(f"{path} is damaged: its MD5 is {digest}, expected {md5}; {AGAIN}.")
     try:
         planes, labels = _parse(layout, content)
     except Exception as error:  # damaged bytes can raise anything
         raise InputError(f"{path} is not a whole CIFAR file of this layout ({shown(error)}); {AGAIN}.") from error
-    if verify and len(planes) != file.rows:
-        raise InputError(f"{path} has {len(planes)} images, expected {file.rows}; {AGAIN}.")
     images = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # (N, 3072) to (N, 32, 32, 3)
     return np.ascontiguousarray(images), labels.astype(np.int64)
 

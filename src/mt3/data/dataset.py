@@ -31,7 +31,7 @@ class Dataset:
     @property
     def size(self) -> int:
         """The side of the images in pixels."""
-        return self.test_images.shape[1]
+        return int(self.test_images.shape[1])
 
 
 def check_labels(labels: Labels, num_classes: int, source: object) -> None:

@@ -30,6 +30,6 @@ def load_digits() -> Dataset:
 def upscale(images: NDArray[np.uint8]) -> Images:
     """Enlarge (N, 8, 8) images with values 0..16 to (N, 32, 32, 3) with 0..255: bilinear, half-pixel centres."""
     shape, bilinear = (SIZE, SIZE), Image.Resampling.BILINEAR  # exact: the weights are multiples of 1/8
-    grey = np.stack([Image.fromarray(image).resize(shape, bilinear) for image in images.astype(np.float32)])
-    grey = np.rint(grey * (255 / 16)).astype(np.uint8)
+    enlarged = [np.asarray(Image.fromarray(image).resize(shape, bilinear)) for image in images.astype(np.float32)]
+    grey = np.rint(np.stack(enlarged).astype(np.float64) * (255 / 16)).astype(np.uint8)
     return np.repeat(grey[..., None], 3, axis=-1)  # (N, 32, 32, 3)

@@ -166,7 +166,5 @@ def _unpack(path: Path, folder: Path) -> None:
             folder.mkdir(exist_ok=True)
             for file in unpacked.iterdir():
                 os.replace(file, folder / file.name)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise InputError(f"Cannot unpack {path} ({error}); delete it and run the same command again.") from error
-    except OSError as error:
-        raise InputError(f"Cannot unpack {path} into {folder}: {error.strerror or error}.") from error

@@ -64,8 +64,6 @@ def check_number(name: str, value: Any, low: float, high: float | None = None) -
     """Refuse what is not a number from `low` to `high`; if `low` is whole, what is not a whole number."""
     whole = isinstance(low, int)
     is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
-    if not is_number or not low <= value <= (value if high is None else high):
-        words = "a whole number" if whole else "a number"
-        raise InputError(
-            f"Expected {name} to be {words} from {low} {'on' if high is None else f'to {high}'}, got {shown(repr(value))}."
-        )
+    if not is_number or not value >= low or (high is not None and not value <= high):
+        words, end = "a whole number" if whole else "a number", "on" if high is None else f"to {high}"
+        raise InputError(f"Expected {name} to be {words} from {low} {end}, got {shown(repr(value))}.")
