@@ -263,6 +263,15 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path, digits):
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_images_of_another_size_are_refused_before_anything_is_written(tmp_path, digits):
+    large = np.repeat(np.repeat(digits.test_images[:2], 2, axis=1), 2, axis=2)
+    data = Dataset("large", large, digits.test_labels[:2], large, digits.test_labels[:2], digits.classes)
+    assert data.size == 64
+    with pytest.raises(InputError, match=r"Expected images of shape \(N, 32, 32, 3\), got \(2, 64, 64, 3\)"):
+        write_corrupted(data, tmp_path / "c", ["fog"])
+    assert not (tmp_path / "c").exists()
+
+
 def test_a_read_only_directory_is_refused(tmp_path):
     """Root may write anywhere until it gives that right up."""
     bound = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []

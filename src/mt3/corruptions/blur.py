@@ -102,16 +102,11 @@ def zoom_blur(images: Bytes, largest: float) -> Bytes:
     return to_bytes(blurred.transpose(2, 0, 1, 3))
 
 
-def zooms(largest: float) -> Floats:
-    """List the zoom factors; the half step past the end keeps `largest` in, whatever the rounding of the steps."""
-    return np.arange(1, largest + 0.005, 0.01)
-
-
 @cache
 def _zoom_operator(largest: float) -> sparse.csr_array:
     """Assemble `zoom_blur` as one sparse matrix over the pixels, (1024, 1024)."""
     total = sparse.identity(SIZE * SIZE)
-    factors = zooms(largest)
+    factors = np.arange(1, largest + 0.005, 0.01)  # half a step more keeps `largest` in, whatever the steps' rounding
     for factor in factors:
         lines = sparse.csr_array(zoom_lines(factor))
         total = total + sparse.kron(lines, lines)  # a zoom treats rows and columns alike

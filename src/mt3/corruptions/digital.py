@@ -33,7 +33,8 @@ def elastic_transform(images: Bytes, elastic_parameters: tuple[float, float, flo
     corners = np.array([[26.0, 26.0], [26.0, 6.0], [6.0, 6.0]])  # as (x, y)
     shifts = np.stack([generator.uniform(-shear, shear, (3, 2)) for generator in generators])
     # (x, y, 1) of a moved point times this matrix is where it came from
-    back = np.linalg.solve(_with_one(corners + shifts), np.broadcast_to(corners, shifts.shape))  # (N, 3, 2)
+    moved = np.pad(corners + shifts, ((0, 0), (0, 0), (0, 1)), constant_values=1.0)
+    back = np.linalg.solve(moved, np.broadcast_to(corners, shifts.shape))  # (N, 3, 2)
     y, x = np.mgrid[:SIZE, :SIZE].astype(np.float64)
     by_x, by_y, offset = back.transpose(1, 2, 0)[..., None, None]  # each (2, N, 1, 1), for x and y
     from_x, from_y = x * by_x + y * by_y + offset
@@ -44,10 +45,6 @@ def elastic_transform(images: Bytes, elastic_parameters: tuple[float, float, flo
     smooth = ndimage.gaussian_filter(noise, smoothness, mode="reflect", truncate=3.0, axes=(2, 3))
     right, down = strength * smooth.transpose(1, 0, 2, 3)
     return to_bytes(_sample(warped, y + down, x + right, "symmetric"))
-
-
-def _with_one(points: Floats) -> Floats:
-    return np.concatenate([points, np.ones((*points.shape[:-1], 1))], axis=-1)
 
 
 def _sample(images: Floats, y: Floats, x: Floats, border: Literal["reflect", "symmetric"]) -> Floats:

@@ -4,15 +4,17 @@ SciPy is imported when the first corruption is applied: many only need the names
 """
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from mt3.corruptions.pixels import SIZE, Bytes
 from mt3.support.errors import InputError, check_number, one_of
+
+Found = TypeVar("Found")
 
 CHUNK = 128  # images at a time: about 3 MB of doubles, so that temporaries stay in the cache
 
@@ -101,11 +103,9 @@ def resolve(names: Sequence[str]) -> tuple[str, ...]:
     The groups: `all` of the paper's 15, `held-out` for the other four, `every` for both. What cannot run here is
     refused, before long work starts; `available()` gives what can.
     """
-    groups = {"all": PAPER, "held-out": HELD_OUT, "every": tuple(CORRUPTIONS)}
-    expanded: dict[str, None] = {}  # a dict keeps the order of insertion
-    for name in names:
-        members = groups[name] if name in groups else (_find(name, tuple(groups)).name,)
-        expanded.update(dict.fromkeys(members))
+    groups: dict[str, tuple[str, ...]] = {name: (name,) for name in CORRUPTIONS}
+    groups |= {"all": PAPER, "held-out": HELD_OUT, "every": tuple(CORRUPTIONS)}
+    expanded = dict.fromkeys(member for name in names for member in _find(name, groups))  # in order, each once
     if "frost" in expanded and "frost" not in available():
         from mt3.corruptions.weather import NO_PHOTOS
 
@@ -119,9 +119,12 @@ def apply(images: Bytes, name: str, severity: int = 5, seed: int = 0, first_inde
     Image i draws from a generator seeded with `(seed, name, severity, first_index + i)`, so a data set may be corrupted
     in parts: give each part the index of its first image.
     """
-    corruption = _find(name)
+    corruption = _find(name, CORRUPTIONS)
     images = np.asarray(images)
-    _check(images, severity, seed, first_index)
+    check_images(images)
+    check_number("the severity", severity, 1, 5)
+    check_number("the seed", seed, 0)
+    check_number("the first index", first_index, 0)
     severity, seed, first_index = int(severity), int(seed), int(first_index)  # a small NumPy integer would overflow
     corrupted = np.empty(images.shape, dtype=np.uint8)
     for start in range(0, len(images), CHUNK):
@@ -134,13 +137,14 @@ def apply(images: Bytes, name: str, severity: int = 5, seed: int = 0, first_inde
     return corrupted
 
 
-def _find(name: str, groups: tuple[str, ...] = ()) -> Corruption:
-    if isinstance(name, str) and name in CORRUPTIONS:
-        return CORRUPTIONS[name]
-    raise InputError(one_of("corruption", name, (*CORRUPTIONS, *groups)))
+def _find(name: str, table: Mapping[str, Found]) -> Found:
+    if isinstance(name, str) and name in table:
+        return table[name]
+    raise InputError(one_of("corruption", name, table))
 
 
-def _check(images: Bytes, severity: int, seed: int, first_index: int) -> None:
+def check_images(images: Bytes) -> None:
+    """Refuse what is not a batch of 32 x 32 bytes."""
     if images.dtype != np.uint8:
         raise InputError(f"Expected images of dtype uint8, got {images.dtype}: scale to 0..255 and convert them.")
     if images.shape[1:] != (SIZE, SIZE, 3):
@@ -148,9 +152,6 @@ def _check(images: Bytes, severity: int, seed: int, first_index: int) -> None:
             f"Expected images of shape (N, {SIZE}, {SIZE}, 3), got {images.shape}: give a batch, the channels last, "
             f"scaled or cut to {SIZE} x {SIZE} pixels."
         )
-    check_number("the severity", severity, 1, 5)
-    check_number("the seed", seed, 0)
-    check_number("the first index", first_index, 0)
 
 
 def _generator(seed: int, name: str, severity: int, index: int) -> np.random.Generator:

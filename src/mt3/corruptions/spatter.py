@@ -129,8 +129,7 @@ def _equalise(levels: Whole) -> Whole:
         return levels
     # in single precision and rounded to even, as OpenCV does
     spread = np.rint(risen.astype(np.float32) * (np.float32(255) / np.float32(risen[-1]))).astype(np.int64)
-    result: Whole = spread[levels]
-    return result
+    return np.take(spread, levels)
 
 
 def _correlate(x: Whole, kernel: Whole, border: Literal["mirror", "nearest"] = "mirror") -> Whole:

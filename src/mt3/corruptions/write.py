@@ -16,7 +16,7 @@ import scipy
 from PIL import features
 
 from mt3.corruptions.pixels import Bytes
-from mt3.corruptions.registry import apply, available, resolve
+from mt3.corruptions.registry import apply, available, check_images, resolve
 from mt3.data.corrupted import map_images
 from mt3.data.dataset import Dataset
 from mt3.support.errors import InputError, check_number, name_list, shown
@@ -45,6 +45,7 @@ def write_corrupted(
     names, out = resolve(names), Path(out)
     protocol = make_protocol(dataset, severities, limit, seed)
     images = dataset.test_images[: protocol["images"]]
+    check_images(images)
     with own_directory(out):
         _require_same(out, protocol)
         for name in ("protocol.json", "labels.npy", *(f"{name}.npy" for name in available())):

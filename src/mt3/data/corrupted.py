@@ -92,8 +92,7 @@ def _read_labels(path: Path, severities: int, images: int) -> Labels:
     rounds: Labels = labels.astype(np.int64).reshape(-1, images)  # (1 or severities, images)
     if (rounds != rounds[0]).any():
         raise InputError(f"{path} gives the same {images} images other labels at other severities; {AGAIN}.")
-    first: Labels = rounds[0]
-    return first
+    return np.asarray(rounds[0])
 
 
 def map_images(path: Path) -> Images:
@@ -108,8 +107,7 @@ def _map_array(path: Path) -> NDArray[Any]:
     if not path.is_file():  # a pipe would never end
         raise InputError(f"{path} is not a file; {AGAIN}.")
     try:
-        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
+        return np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # damaged bytes can raise anything
         reason = shown(error, WORD) or "its header is damaged"
         raise InputError(f"Cannot read {path} as a whole .npy file ({reason}); {AGAIN}.") from error
-    return array

@@ -12,7 +12,7 @@ from PIL import Image
 
 from mt3.data.dataset import Dataset, Images
 
-SIZE = 32  # pixels that the 8x8 are enlarged to, so that CIFAR's networks and corruptions fit
+SCALE = 4  # to CIFAR's size, whose networks and corruptions then fit
 TRAIN_IMAGES = 1297  # the other 500 are the test set
 
 
@@ -29,7 +29,8 @@ def load_digits() -> Dataset:
 
 def upscale(images: NDArray[np.uint8]) -> Images:
     """Enlarge (N, 8, 8) images with values 0..16 to (N, 32, 32, 3) with 0..255: bilinear, half-pixel centres."""
-    shape, bilinear = (SIZE, SIZE), Image.Resampling.BILINEAR  # exact: the weights are multiples of 1/8
+    shape, bilinear = (SCALE * images.shape[2], SCALE * images.shape[1]), Image.Resampling.BILINEAR
+    # exact: the weights are multiples of 1/8
     enlarged = [np.asarray(Image.fromarray(image).resize(shape, bilinear)) for image in images.astype(np.float32)]
     grey = np.rint(np.stack(enlarged).astype(np.float64) * (255 / 16)).astype(np.uint8)
     return np.repeat(grey[..., None], 3, axis=-1)  # (N, 32, 32, 3)

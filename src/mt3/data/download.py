@@ -96,23 +96,20 @@ def download_archive(url: str, path: str | Path, md5: str) -> None:
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"Cannot write {path}: {error.strerror}.") from error
-    try:
         _receive(url, part)
+        digest = _md5(part)
+        if digest != md5:
+            part.unlink()
+            raise InputError(
+                f"{url} arrived with MD5 {digest}, expected {md5}, and was discarded; run the same command again."
+            )
+        os.replace(part, path)
     except (OSError, HTTPException) as error:
         reason = error.reason if type(error) is URLError else error
         raise InputError(
             f"Could not download {url}: {reason}; run the same command again to resume, "
             f"or place the files in {path.parent.absolute()} by hand."
         ) from error
-    digest = _md5(part)
-    if digest != md5:
-        part.unlink()
-        raise InputError(
-            f"{url} arrived with MD5 {digest}, expected {md5}, and was discarded; run the same command again."
-        )
-    os.replace(part, path)
 
 
 def _receive(url: str, part: Path) -> None:
@@ -167,4 +164,6 @@ def _unpack(path: Path, folder: Path) -> None:
             for file in unpacked.iterdir():
                 os.replace(file, folder / file.name)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise InputError(f"Cannot unpack {path} ({error}); delete it and run the same command again.") from error
+        raise InputError(
+            f"Cannot unpack {path} ({error}); make room or delete it, and run the same command again."
+        ) from error

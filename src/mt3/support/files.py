@@ -22,12 +22,7 @@ MAX_DEPTH = 50  # of objects and lists in one another; files of this package hav
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it onto `path` if the block succeeds, delete it if not."""
     path = Path(path)
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.touch(exist_ok=False)
-    except OSError as error:
-        raise InputError(f"Cannot write {path}: {error.strerror}; choose a directory you may write to.") from error
+    temporary = _make_temporary(path)
     try:
         yield temporary
         os.replace(temporary, path)
@@ -39,17 +34,22 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def _make_temporary(path: Path) -> Path:
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch(exist_ok=False)
+    except OSError as error:
+        raise InputError(f"Cannot write {path}: {error.strerror}; choose a directory you may write to.") from error
+    return temporary
+
+
 def check_can_write(path: str | Path) -> None:
     """Refuse a file that cannot be written, before the work whose result it is to hold."""
     path = Path(path)
     if path.is_dir():
         raise InputError(f"Cannot write {path}: it is a directory; give the name of a file.")
-    with suppress(_Discard), atomic_path(path):
-        raise _Discard
-
-
-class _Discard(Exception):  # noqa: N818
-    pass
+    _make_temporary(path).unlink()
 
 
 def remove_leftovers(path: str | Path) -> None:

@@ -38,7 +38,8 @@ class Progress:
         self.shown = time.monotonic()
         elapsed = max(self.shown - self.began, 1e-9)
         rate = (self.done - self.start) / elapsed
-        line = f"{self.label}: {self.done}/{self.total} {self.unit}, {_rate(rate)} {self.unit}/s"
+        speed = f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+        line = f"{self.label}: {self.done}/{self.total} {self.unit}, {speed} {self.unit}/s"
         if final:
             line += f", took {duration(elapsed)}"
         elif rate > 0:
@@ -51,10 +52,6 @@ class Progress:
         else:
             self.stream.write(line + "\n")
         self.stream.flush()
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def duration(seconds: float) -> str:
