@@ -376,9 +376,9 @@ def test_missing_frost_photos_are_said_before_any_work(tmp_path, capsys, monkeyp
 
 
 def test_only_one_process_at_a_time(study, capsys):
-    from mt3.support.files import only_writer
+    from mt3.support.files import own_directory
 
-    with only_writer(study):
+    with own_directory(study):
         code, _, err = run(capsys, *words(study))
     assert code == 2
     assert "Another process is writing to" in err
