@@ -49,9 +49,7 @@ class Config:
     width: int = 32  # filters of the first stage; doubled in the second and third
     hidden: int = HIDDEN  # neurons of the hidden layer of h, p and q; 0: no such layer, as Sun et al.
     projection: int = 128  # dimensions of z and r
-    init: str = (
-        "glorot"  # of the weights: glorot, zero (and every block starts as identity) or centred (filters of sum 0)
-    )
+    first_weights: str = "glorot"  # glorot, zero (every block starts as the identity) or centred (filters of sum 0)
     precision: str = "float32"  # of forward and backward passes; auto: bfloat16 where the processor is made for it
 
     # the outer loop
