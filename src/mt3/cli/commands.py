@@ -95,7 +95,8 @@ def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any], optional: boo
 def evaluate_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from mt3.evaluation.evaluate import TestImages, evaluate
     from mt3.models.store import find_model, load, read_run, shipped_models
-    from mt3.reporting.report import evaluation_summary
+    from mt3.reporting.summary import evaluation_summary
+    from mt3.results import read_evaluation
     from mt3.training.runs import trained_steps
 
     device = set_up(args)
@@ -128,7 +129,7 @@ def evaluate_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
     if args.out is None and find_model(args.model) in shipped_models().values():
         raise InputError(f"{args.model} comes with the package, where no results go; give --out.")
     out = args.out or args.model / "evaluation.json"
-    result = evaluate(
+    evaluate(
         model,
         TestImages(dataset, corrupted, first=args.first),
         names,
@@ -146,7 +147,7 @@ def evaluate_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
         gate=args.gate,
         unadapted=args.unadapted,
     )
-    print(evaluation_summary(result))
+    print(evaluation_summary(read_evaluation(out)))
     done, total = (about.get(key) for key in ("trained_steps", "total_steps"))
     if done != total:
         print(f"{args.model} is not finished: this is after {done} of {total} steps; train it with --resume")
@@ -312,7 +313,7 @@ def reproduce_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
 
 
 def report_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    from mt3.reporting.report import write_report
+    from mt3.reporting.page import write_report
 
     if not args.results and not args.published:
         raise InputError(

@@ -27,7 +27,7 @@ from mt3.data import CorruptedSet, Dataset
 from mt3.data.dataset import check_labels
 from mt3.models.classifier import MT3Model, as_float
 from mt3.models.store import tensors_hash
-from mt3.results.statistics import fixed_and_broken, gains, is_correct, measure, pack_correct
+from mt3.results import facts
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import atomic_path, own_directory, read_json, remove_leftovers, write_json
 from mt3.support.progress import Progress
@@ -338,29 +338,16 @@ def _collect(
 
 
 def summarise(protocol: dict[str, Any], rows: dict[Source, Results], labels: NDArray[np.int64]) -> dict[str, Any]:
-    """Accuracies, intervals and gains of every corruption, of their average and of the clean images."""
-    correct = {s: {row: is_correct(p, labels) for row, p in r.items()} for s, r in rows.items()}
-    entries = {}
-    for source, r in rows.items():
-        entry: dict[str, Any] = {row: measure(p, labels) for row, p in r.items()} | gains(correct[source])
-        if "after" in r:
-            entry |= fixed_and_broken(correct[source]["after"], correct[source]["before"])
-        entry["correct"] = {row: pack_correct(c) for row, c in correct[source].items()}
-        entries[source] = entry
-    corrupted = [s for s in rows if s != CLEAN]
-    result: dict[str, Any] = {"protocol": protocol, "average": {"before": None, "after": None}}
-    if corrupted:
-        names = list(rows[corrupted[0]])
-        together = {row: np.stack([correct[s][row] for s in corrupted]) for row in names}
-        result["average"] |= {row: 100 * float(c.mean()) for row, c in together.items()}
-        result |= gains(together)
-        for key in ("nll", "calibration_error"):
-            result[key] = {row: float(np.mean([entries[s][row][key] for s in corrupted])) for row in names}
-        if "after" in names:
-            result |= fixed_and_broken(together["after"], together["before"])
-    result["clean"] = entries.get(CLEAN)
-    result["corruptions"] = [{"name": s[0], "severity": s[1], **entries[s]} for s in corrupted]
-    return result
+    """The facts of every corruption and of the clean images."""
+    return {
+        "protocol": protocol,
+        "clean": facts(rows[CLEAN], labels) if CLEAN in rows else None,
+        "corruptions": [
+            {"name": source[0], "severity": source[1], "rows": facts(rows[source], labels)}
+            for source in rows
+            if source != CLEAN
+        ],
+    }
 
 
 def _remove_leftovers(out: Path) -> None:

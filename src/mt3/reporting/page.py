@@ -1,129 +1,33 @@
-"""Results to tables and figures: of one evaluation, and a report over many runs. Needs no torch."""
+"""The report over many runs: its sections, its page and its files. Needs no torch."""
 
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import sqrt
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
+from mt3.reporting import accuracy, gains
 from mt3.reporting import published as paper
-from mt3.reporting.compare import (
-    STATISTICS,
-    TRAININGS,
-    Columns,
-    Row,
-    accuracy_table,
-    calibration_table,
-    clean_table,
-    columns_of,
-    component_table,
-    departure_words,
-    gain_tables,
-    interval_cell,
-    paired_table,
-    published_columns,
-    published_tables,
-    rows_of,
-    run_line,
-    run_table,
-    severity_tables,
-    training_lines,
-)
-from mt3.reporting.curves import MIN_EPOCHS, Curve, authors_curve, count_epochs, epoch_table, read_curves
+from mt3.reporting.collect import Results, collect
+from mt3.reporting.curves import MIN_EPOCHS, Curve, Curves, authors_curve, count_epochs, epoch_table, read_curves
 from mt3.reporting.figures import FORMATS, Figure, draw_bars, draw_convergence, import_pyplot
-from mt3.reporting.published import AVERAGE, published_table
-from mt3.reporting.sweeps import ablation_table, sweep_blocks
-from mt3.reporting.table import Cell, Line, Table, csv_text, latex, markdown
-from mt3.results.collect import Results, collect, describe_source, flat
-from mt3.results.record import Evaluation, read_trained
-from mt3.results.statistics import Z95
+from mt3.reporting.published import AVERAGE
+from mt3.reporting.rows import Row, rows_of
+from mt3.reporting.tables import Cell, Table, csv_text, latex, make_table, markdown
+from mt3.reporting.variants import ablation_table, sweep_blocks
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import write_text
 
 Chosen = TypeVar("Chosen")
-
-ROW_TITLES = {  # of an evaluation, and what is not clear from their names
-    "before": "",
-    "view_average": "averaged over the views, not adapted",
-    "clean_other": "adapted on an unrelated clean image",
-    "same_corruption": "adapted on another image under the same corruption",
-    "after": "",
-}
-PART_WORDS = {  # of a gain
-    "offset": "by a step on an unrelated clean image",
-    "distribution": "more by one on another image with the same corruption",
-    "instance": "more by one on the image itself",
-}
-
-
-def interval(gain: dict[str, float]) -> str:
-    """`+5.2 [+3.1, +7.3]`: a paired difference in points with its 95 % interval."""
-    return interval_cell(gain).words()
-
-
-def result_table(columns: dict[str, tuple[dict[str, Any], str]]) -> str:
-    """Accuracy per corruption and on average; `columns` maps a title to (result, row of it)."""
-    results = [result for result, _ in columns.values()]
-    keys = [(c["name"], c["severity"]) for c in results[0]["corruptions"]]
-    several = len({severity for _, severity in keys}) > 1
-    by_key = [{(c["name"], c["severity"]): c for c in r["corruptions"]} for r in results]
-    rows = [row for _, row in columns.values()]
-    lines = [
-        Line(
-            f"{name} {severity}" if several else name,
-            tuple(Cell(found[name, severity][row]["accuracy"]) for found, row in zip(by_key, rows, strict=True)),
-        )
-        for name, severity in keys
-    ]
-    if keys:
-        lines.append(Line(AVERAGE, tuple(Cell(r["average"][row]) for r, row in columns.values())))
-    clean = [(r["clean"] or {}).get(row) for r, row in columns.values()]
-    if any(clean):  # for the controls there is none
-        lines.append(Line("clean", tuple(Cell(c["accuracy"]) if c else Cell(text="-") for c in clean)))
-    return markdown(Table("result", "Accuracy", "corruption", tuple(columns), tuple(lines)))
-
-
-def evaluation_summary(result: dict[str, Any]) -> str:
-    """What one evaluation found, for people: the table, the gain and its parts."""
-    found = result["corruptions"] or [result["clean"]]
-    rows = [row for row in ROW_TITLES if row in found[0]]
-    lines = [result_table({row.replace("_", " "): (result, row) for row in rows}), ""]
-    explained = [f"{row.replace('_', ' ')}: {ROW_TITLES[row]}" for row in rows if ROW_TITLES[row]]
-    if explained:
-        lines.append("; ".join(explained))
-    protocol = result.get("protocol", {})
-    if "images" in protocol:
-        lines.append(image_words(protocol) + (" under each corruption" if result["corruptions"] else ""))
-    trained = read_trained(protocol, "trained_steps")
-    if trained and trained.steps < trained.total:
-        lines.append(f"The training is NOT FINISHED: these are numbers after {trained.words()}.")
-    return "\n".join([*lines, *_gain_lines(result)]).rstrip()
-
-
-def _gain_lines(result: dict[str, Any]) -> list[str]:
-    """The gain and its parts; where controls are missing, a caution about a gain that is above 0."""
-    if "gain" not in result:
-        return []
-    lines = [
-        f"gain by adapting {interval(result['gain'])} points (paired 95 % interval); "
-        f"{result['fixed']} answers fixed, {result['broken']} broken"
-    ]
-    if "adaptation" in result:
-        parts = ", ".join(f"{name} {interval(result[name])} ({told})" for name, told in PART_WORDS.items())
-        lines.append(f"of which {parts}")
-        lines.append(f"having seen the image brings {interval(result['adaptation'])}: distribution and instance")
-    elif result["gain"]["mean"] > 0:
-        lines.append("A step may help whatever the image: --controls tells how much of this gain is due to that.")
-    return lines
+USUAL = {"layers": "all", "gate": 1, "variant": "paper", "precision": "float32"}  # of which a protocol does not speak
 
 
 class Section(NamedTuple):
     title: str
-    blocks: list[Table | Figure | str]
+    blocks: Sequence[Table | Figure | str]
 
 
 def write_report(
@@ -140,12 +44,10 @@ def write_report(
     `fill_words` has them; `page` is where the report goes instead of `out/report.md`, with links to the figures in
     `out`. Returns the first table as Markdown, the files, and what a user should know.
     """
-    if paths:
-        results = collect(paths, root)
-        warning = unfinished_words(results)
-        sections, notes = report_sections(results, published), [*([warning] if warning else []), *results.notes]
-    else:
-        sections, notes, warning = published_sections(True), [], ""
+    results = collect(paths, root) if paths else Results()
+    sections = report_sections(results, published) if paths else published_sections(True)
+    warning = unfinished_words(results)
+    notes = [*([warning] if warning else []), *results.notes]
     tables = tables_in(sections)
     words = put_first(f"**{warning}**" if warning else "", fill_words(words, tables).strip() or "# Report")
     figures = [block for section in sections for block in section.blocks if isinstance(block, Figure)]
@@ -166,8 +68,8 @@ def write_report(
     page = out / "report.md" if page is None else page
     folder = quote(Path(os.path.relpath(out, page.parent)).as_posix())
     write_text(page, _markdown_report(sections, words, folder if figures else None))
-    files = [page, out / "table.tex", out / "table.csv", *files]
-    return "\n\n".join(f"{t.title}\n\n{markdown(t)}\n\n{t.note}" for t in main[: 1 if paths else 2]), files, notes
+    text = "\n\n".join(f"{t.title}\n\n{markdown(t)}\n\n{t.note}" for t in main[: 1 if paths else 2])
+    return text, [page, out / "table.tex", out / "table.csv", *files], notes
 
 
 def put_first(sentence: str, page: str) -> str:
@@ -180,12 +82,8 @@ def put_first(sentence: str, page: str) -> str:
 
 def unfinished_words(results: Results) -> str:
     """Which trainings were not finished when they were evaluated, or nothing."""
-    groups = [*results.main.values(), *results.ablations.values(), results.others]
-    found = dict.fromkeys(
-        f"{run.method.name}{f', {run.label}' if run.label else ''} ({run.unfinished.words()})"
-        for run in flat(groups)
-        if run.unfinished
-    )
+    unfinished = [e for e in results.every if e.run.unfinished]
+    found = dict.fromkeys(f"{e.run.method}{f', {e.label}' if e.label else ''}{e.run.mark}" for e in unfinished)
     if not found:
         return ""
     return f"Not finished when evaluated: {'; '.join(found)}. Nothing here that rests on this is a fair comparison."
@@ -241,165 +139,114 @@ def report_sections(results: Results, published: bool) -> list[Section]:
     rows = rows_of(results.main)
     sections: list[Section] = []
     if rows and rows[0].runs[0].corruptions:
-        severity = [rows[0].runs[0].severities[-1]]
-        sections.append(_accuracy_section(rows, severity, published))
-        gain, split = gain_tables(rows, severity)
-        paired, by_run = paired_table(rows, severity), run_table(rows, severity)
-        by_severity, why_not = severity_tables(rows)
+        severity = rows[0].runs[0].severities[-1]
+        differences = (gains.gain_table, gains.paired_table, gains.run_table)
         sections += [
-            Section("Before and after adapting", [table for table in (gain, paired, by_run) if table]),
-            Section("What the gain is made of", [split] if split else []),
-            Section("Severities and mCE", [*by_severity, *([why_not] if why_not else [])]),
-            Section("Likelihood and calibration", [calibration_table(rows, severity)]),
+            _accuracy_section(rows, severity, published),
+            Section("Before and after adapting", [table for make in differences for table in make(rows, severity)]),
+            Section("What the gain is made of", gains.split_table(rows, severity)),
+            Section("Severities and mCE", accuracy.severity_blocks(rows)),
+            Section("Likelihood and calibration", accuracy.calibration_table(rows, severity)),
         ]
-    clean, ablations = clean_table(rows), ablation_table(results)
     sections += [
-        Section("Clean images", [clean] if clean else []),
-        Section("Adaptation settings", list(sweep_blocks(results))),
-        Section("Ablations", [ablations] if ablations else []),
-        *_convergence_section(results),
+        Section("Clean images", accuracy.clean_table(rows)),
+        Section("Adaptation settings", sweep_blocks(results)),
+        Section("Ablations", ablation_table(results)),
+        Section("Convergence", _convergence_blocks(results.curves)),
         *(published_sections(False) if published else []),
-        Section("Methods", [component_table(rows)]),
-        _protocol_section(results, rows),
+        Section("Methods", accuracy.component_table(rows)),
+        Section("Protocol", _protocol_blocks(results, rows)),
     ]
     return [section for section in sections if section.blocks]
 
 
 def published_sections(alone: bool) -> list[Section]:
-    """The paper's tables and figures."""
-    blocks: list[Table | Figure | str] = []
-    for table, data in zip(published_tables(), paper.TABLES, strict=True):
-        names = paper.corruption_order()
-        draw = partial(draw_bars, columns=published_columns(data, names), names=[*names, AVERAGE])
+    """The paper's tables and figures; `alone`, with the authors' curve and what the methods are made of."""
+    blocks: list[Table | Figure] = []
+    names = paper.corruption_order()
+    for table, data in zip(accuracy.published_tables(), paper.TABLES, strict=True):
+        draw = partial(draw_bars, columns=accuracy.published_columns(data, names), names=[*names, AVERAGE])
         caption = f"{table.title}; bars are means, whiskers standard deviations over 3 runs where the paper has them."
         blocks += [table, Figure(f"published-{data}", caption, draw)]
     sections = [Section("The paper's results", blocks)]
     if alone:
-        sections += _convergence_section(Results(), alone=True)
-        sections.append(Section("Methods", [component_table()]))
+        sections.append(Section("Convergence", _convergence_blocks(Curves(), alone=True)))
+        sections.append(Section("Methods", accuracy.component_table()))
     return sections
 
 
-def _accuracy_section(rows: Sequence[Row], severity: Sequence[int], published: bool) -> Section:
-    protocol = rows[0].runs[0].protocol
-    names = rows[0].runs[0].corruptions
-    columns = columns_of(rows, severity)
-    theirs = published_columns(str(protocol.get("data")), names) if severity == [paper.SEVERITY] and published else {}
-    beside = {row.title: theirs[row.name] for row in rows if row.name in theirs}
-    foot = [run_line(rows), *training_lines(rows, bool(beside))]
-    reach = 100 * Z95 * sqrt(0.25 / protocol["images"])
-    note = f"{STATISTICS} With {protocol['images']:,} images a corruption's accuracy is uncertain by up to {reach:.1f} "
-    note += "points (95 %), whatever the seeds; differences are known more closely, from intervals paired over images."
-    note += f" {departure_words(rows)}".rstrip()
-    if published:
-        note += " " + _published_note(protocol, names, beside)
-    if len(foot) > 1:
-        note += f" {TRAININGS}"
-    title = f"Accuracy in % on {protocol.get('data')} under corruption, severity {severity[0]}, {image_words(protocol)}"
-    table = accuracy_table("accuracy", title, columns, names, foot, note, beside)
-    draw = partial(draw_bars, columns=columns, names=[*names, AVERAGE])
-    caption = f"{title}: means, with standard deviations over runs where there are several."
+def _accuracy_section(rows: Sequence[Row], severity: int, published: bool) -> Section:
+    table = accuracy.accuracy_table(rows, severity, published)
+    names = [*rows[0].runs[0].corruptions, AVERAGE]
+    draw = partial(draw_bars, columns=accuracy.columns_of(rows, severity), names=names)
+    caption = f"{table.title}: means, with standard deviations over runs where there are several."
     return Section("Accuracy under corruption", [table, Figure("bars", caption, draw)])
 
 
-def image_words(protocol: dict[str, Any]) -> str:
-    """How many images, and which if not the first ones."""
-    first = protocol.get("first")
-    return f"{protocol['images']:,} images" + (f" from number {first:,} on" if first else "")
-
-
-def _published_note(protocol: dict[str, Any], names: Sequence[str], beside: Columns) -> str:
-    if not beside:
-        if published_table(str(protocol.get("data"))) is None:
-            return f"The paper has no numbers for {protocol.get('data')}."
-        if max(protocol["severities"]) == paper.SEVERITY:
-            return "The paper has no numbers for these rows."
-        return f"The paper's numbers are for severity {paper.SEVERITY}, so none stand here."
-    text = "In brackets the paper's number: 3 runs, 10,000 images of the published -C data; these images: "
-    text += f"{describe_source(protocol.get('source'))}."
-    if any("Sun" in row for row in beside):
-        text += " Those of Sun et al. it quotes, without runs."
-    if not set(names) <= set(paper.corruption_order()):
-        text += " It has no average over these corruptions."
-    elif len(names) < len(paper.corruption_order()):
-        text += f" Its averages here are of its printed means over these {len(names)} corruptions."
-    return text
-
-
-def _convergence_section(results: Results, alone: bool = False) -> list[Section]:
-    """The curve beside the authors'; without one nothing, unless theirs is to stand alone."""
-    curve, authors = read_curves(results.curves), authors_curve()
+def _convergence_blocks(curves: Curves, alone: bool = False) -> list[Table | Figure]:
+    """The curve beside the authors'; without one nothing, unless theirs is to stand `alone`."""
+    curve, authors = read_curves(curves.paths), authors_curve()
     if curve is None and not alone:
         return []
-    settings = results.curve_settings or {}
-    overlay = settings.get("data") == "cifar10"
-    ours = "" if curve is None else _curve_length(results, curve)
-    told = f"{settings.get('data')}, {ours}"
-    draw = partial(draw_convergence, curve=curve, told=told, published=authors, overlay=overlay)
+    theirs, tables, told = count_epochs(authors.epochs[-1]), [], ""
     caption = "Training accuracy of MT3 before and after the inner step: mean and standard deviation over runs"
-    if curve is None:
-        caption += f", the authors' three of {count_epochs(authors.epochs[-1])}."
+    if curve is None or curves.run is None:
+        caption += f", the authors' three of {theirs}."
     else:
+        ours = _curve_length(curves, curve)
+        told = f"{curves.run.data}, {ours}"
         points = "per epoch" if curve.epochs[-1] >= MIN_EPOCHS else "in twentieths of the training"
         caption += f", {points}; beside it the authors' three runs. These were trained for {ours}, "
-        caption += f"the authors' for {count_epochs(authors.epochs[-1])}"
+        caption += f"the authors' for {theirs}"
         caption += "." if curve.epochs[-1] == authors.epochs[-1] else ": the axes are not alike."
-        if settings.get("warm_method"):
-            caption += f" Epochs count from the end of the {settings['warm_method']} that came first"
-            before = results.curve_epochs.before if results.curve_epochs and results.curves_whole else None
+        if curves.start:
+            before = curves.run.epochs_before if curves.whole else 0
+            caption += f" Epochs count from the end of the {curves.start} that came first"
             caption += f", after {count_epochs(before)}." if before else "."
-    table = epoch_table(results.curves, ours) if overlay else None
-    figure = Figure("convergence", caption, draw)
-    return [Section("Convergence", [figure] if table is None else [table, figure])]
+        tables = epoch_table(curves.paths, ours) if curves.run.data == "cifar10" else []
+    overlay = told.startswith("cifar10,")
+    draw = partial(draw_convergence, curve=curve, told=told, published=authors, overlay=overlay)
+    return [*tables, Figure("convergence", caption, draw)]
 
 
-def _curve_length(results: Results, curve: Curve) -> str:
+def _curve_length(curves: Curves, curve: Curve) -> str:
     """How long the runs of the curve were trained; of what was planned, if they are not finished."""
-    reached, planned = f"{curve.epochs[-1]:.3g}", results.curve_epochs
-    if planned is None:
-        return f"{reached} epochs"
-    return count_epochs(planned.own) if results.curves_whole else f"{reached} of {count_epochs(planned.own)}"
+    assert curves.run is not None
+    planned = count_epochs(curves.run.epochs[-1])
+    return planned if curves.whole else f"{curve.epochs[-1]:.3g} of {planned}"
 
 
-def _protocol_section(results: Results, rows: Sequence[Row]) -> Section:
-    groups = [*results.main.values(), *results.ablations.values()]
-    runs = flat(groups) + results.others
+def _protocol_blocks(results: Results, rows: Sequence[Row]) -> list[Table | str]:
+    every = [*(rows[0].runs if rows else []), *results.every]
     items = []
-    if runs:
-        p = (rows[0].runs if rows else runs)[0].protocol
+    if every:
+        p = every[0].protocol
+        versions = {name_list(f"{name} {v}" for name, v in e.protocol["versions"].items()) for e in every}
         items = [
-            f"data: {p.get('data')}, {p.get('split')} split, {image_words(p)}",
-            f"corrupted images: {describe_source(p.get('source'))}",
+            f"data: {p['data']}, {p['split']} split, {accuracy.image_words(p)}",
+            f"corrupted images: {accuracy.source_words(p['source'])}",
             f"corruptions: {name_list(p['corruptions']) or 'none'}",
             f"severities: {name_list(p['severities']) or 'none'}",
-            f"seeds of the views: {name_list(sorted({run.protocol.get('seed') for run in runs}, key=str))}",
+            f"seeds of the views: {name_list(sorted({e.protocol['seed'] for e in every}))}",
+            f"versions: {'; '.join(sorted(versions))}",
         ]
-        versions = sorted({_versions(run) for run in runs})
-        items.append(f"versions: {'; '.join(versions)}")
     items += results.notes
-    blocks: list[Table | Figure | str] = ["\n".join(f"- {item}" for item in items)] if items else []
     lines = []
-    for found in (*groups, *([run] for run in results.others)):
-        one = found[0]
-        texts = (
-            str(one.protocol.get("preset")),
-            one.epochs.words() if one.epochs else "-",
-            name_list(run.seed for run in found),
-            str(one.setting.steps) if one.protocol.get("adapts", True) else "-",
-            str(one.setting.views),
-            f"{one.setting.lr:g}" if one.protocol.get("adapts", True) else "-",
-            "-" if one.protocol.get("clip") is None else f"{one.protocol['clip']:g}",
-            name_list(f"{n} {one.protocol[n]}" for n in ("average", "gate", "precision") if n in one.protocol) or "-",
-            name_list(f"`{run.path}`" for run in found),
-        )
-        label = f"{one.method.name}, {one.label}" if one.label else one.method.name
-        lines.append(Line(label + one.mark, tuple(Cell(text=text) for text in texts)))
-    if lines:
-        columns = ("preset", "epochs", "training seeds", "steps", "views", "lr", "clip", "besides", "files")
-        blocks.append(Table("protocol", "The evaluations", "training", columns, tuple(lines)))
-    return Section("Protocol", blocks)
-
-
-def _versions(run: Evaluation) -> str:
-    versions = run.protocol.get("versions") or {}
-    return name_list(f"{name} {version}" for name, version in versions.items()) or "unknown"
+    for found in (*results.groups, *([e] for e in results.others)):
+        one, adapted = found[0], found[0].protocol["adaptation"]
+        besides = (adapted or {}) | {"precision": one.protocol["precision"]}
+        texts = {
+            "preset": one.run.preset,
+            "epochs": one.run.epoch_words,
+            "training seeds": name_list(e.run.seed for e in found),
+            "steps": str(one.setting.steps) if adapted else "-",
+            "views": str(one.setting.views),
+            "lr": f"{one.setting.lr:g}" if adapted else "-",
+            "clip": f"{adapted['clip']:g}" if adapted and adapted["clip"] is not None else "-",
+            "besides": name_list(f"{n} {besides[n]}" for n in USUAL if besides.get(n, USUAL[n]) != USUAL[n]) or "-",
+            "files": name_list(f"`{e.path}`" for e in found),
+        }
+        label = f"{one.run.method}{f', {one.label}' if one.label else ''}{one.run.mark}"
+        lines.append((label, {column: Cell(text=text) for column, text in texts.items()}))
+    told = ["\n".join(f"- {item}" for item in items)] if items else []
+    return [*told, *make_table("protocol", "The evaluations", "training", lines)]

@@ -18,7 +18,9 @@ from mt3.evaluation.evaluate import TestImages, evaluate
 from mt3.models.classifier import MT3Model
 from mt3.models.store import load, read_run
 from mt3.reporting.figures import draw_examples
-from mt3.reporting.report import interval, result_table
+from mt3.reporting.summary import interval, result_table
+from mt3.results import Difference, Evaluation, read_evaluation
+from mt3.results.facts import ROWS
 from mt3.results.statistics import is_correct, paired_gain
 from mt3.support.errors import InputError
 from mt3.support.files import RUN_FILE, read_json, write_json
@@ -74,7 +76,7 @@ def run_demo(
     }
     seconds = {name: _seconds(folder) for name, folder in {**folders, "start": out / WARM}.items()}
     summary = _summary(folders, results, names)
-    write_json(out / "results.json", {"summary": summary, **results})
+    write_json(out / "results.json", {"summary": summary, **{name: e.value for name, e in results.items()}})
     text = _text(summary, results, seconds)
     if max_steps is not None:
         text = f"SHORTENED to {max_steps} steps a training: these numbers say nothing about the demo's own.\n\n{text}"
@@ -111,10 +113,10 @@ def _seconds(run: Path) -> float:
 
 def _evaluate(
     name: str, model: MT3Model, dataset: Dataset, names: list[str], out: Path, images: int, about: dict[str, Any]
-) -> dict[str, Any]:
+) -> Evaluation:
     file = out / f"evaluation-{name}.json"
     controls = name == "mt3"
-    return evaluate(
+    evaluate(
         model,
         TestImages(dataset),
         names,
@@ -125,16 +127,18 @@ def _evaluate(
         controls=controls,
         about=about,
     )
+    return read_evaluation(file)
 
 
-def _summary(folders: dict[str, Path], results: dict[str, dict[str, Any]], names: list[str]) -> dict[str, Any]:
+def _summary(folders: dict[str, Path], results: dict[str, Evaluation], names: list[str]) -> dict[str, Any]:
     """The demo's claim: the averages, and the two paired differences that judge it."""
     correct = {name: _correct(folder / f"evaluation-{name}.npz", names) for name, folder in folders.items()}
-    average = results["mt3"]["average"]
+    mt3 = results["mt3"]
     return {
-        "average": {"plain": results["plain"]["average"]["before"], **average},
-        "after_minus_unrelated": results["mt3"]["adaptation"],
-        "after_minus_plain": paired_gain(correct["mt3"]["after"], correct["plain"]["before"]),
+        "average": {"plain": results["plain"].accuracy("before")}
+        | {row: mt3.accuracy(row) for row in ROWS if mt3.has(row)},
+        "after_minus_unrelated": mt3.gain("adaptation")._asdict(),
+        "after_minus_plain": paired_gain(correct["mt3"]["after"], correct["plain"]["before"])._asdict(),
     }
 
 
@@ -148,7 +152,7 @@ def _correct(path: Path, names: list[str]) -> dict[str, NDArray[np.bool_]]:
         }
 
 
-def _text(summary: dict[str, Any], results: dict[str, dict[str, Any]], seconds: dict[str, float]) -> str:
+def _text(summary: dict[str, Any], results: dict[str, Evaluation], seconds: dict[str, float]) -> str:
     mt3 = results["mt3"]
     table = result_table(
         {
@@ -161,7 +165,7 @@ def _text(summary: dict[str, Any], results: dict[str, dict[str, Any]], seconds: 
     )
     adaptation, against_plain = summary["after_minus_unrelated"], summary["after_minus_plain"]
     lines = [
-        f"Accuracy in % on {mt3['protocol']['images']} held-out digits under each corruption, severity {SEVERITY}.",
+        f"Accuracy in % on {mt3.protocol['images']} held-out digits under each corruption, severity {SEVERITY}.",
         f"Both models have the same network, augmentation and start ({duration(seconds['start'])}); then MT3 was "
         f"meta-trained for {duration(seconds['mt3'] - seconds['start'])}, the plain one trained on for "
         f"{duration(seconds['plain'] - seconds['start'])}.",
@@ -170,8 +174,8 @@ def _text(summary: dict[str, Any], results: dict[str, dict[str, Any]], seconds: 
         "",
         table,
         "",
-        f"after - unrelated image: {interval(adaptation)} points (paired 95 % interval)",
-        f"after - plain model:     {interval(against_plain)} points",
+        f"after - unrelated image: {interval(Difference(**adaptation))} points (paired 95 % interval)",
+        f"after - plain model:     {interval(Difference(**against_plain))} points",
     ]
     if adaptation["low"] > 0:
         lines.append("Adapting to the image itself helps beyond what a step on any image would do.")

@@ -20,8 +20,8 @@ import torch
 from mt3.config.config import Config, warm_config
 from mt3.evaluation.evaluate import evaluate
 from mt3.models.store import load
+from mt3.reporting.page import write_report
 from mt3.reporting.published import published_table
-from mt3.reporting.report import write_report
 from mt3.studies.plan import (
     Part,
     Study,
