@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mt3.config.config import make_config
+from mt3.config.config import make_config, preset_names
 from mt3.config.methods import METHODS
 from mt3.reporting import published as paper
 from mt3.reporting.published import AVERAGE, OVERLAPPING, published_table
@@ -16,7 +16,7 @@ from mt3.reporting.rows import NOTHING, Row, baseline_row, joint_row, over_runs,
 from mt3.reporting.tables import DASH, OVERLAP_MARK, Cell, Line, Table, count, make_table, mark_best
 from mt3.results.facts import CLEAN
 from mt3.results.statistics import Z95
-from mt3.support.errors import InputError, name_list
+from mt3.support.errors import name_list
 
 APART = f"average without {OVERLAP_MARK}"
 ALL_SEVERITIES = [1, 2, 3, 4, 5]
@@ -65,15 +65,15 @@ def corruption_lines(columns: Columns, names: Sequence[str], beside: Columns | N
         for row, cell in zip(columns, cells, strict=True):
             wins[row] += cell.best and key not in averages
         if beside:
-            cells = with_published(cells, [beside.get(row, {}).get(key) for row in columns])
+            cells = tuple(with_published(cells, [beside.get(row, {}).get(key) for row in columns]))
         lines.append(Line(key, cells, key in OVERLAPPING, rule=key == AVERAGE))
     if len(columns) > 1:
         lines.append(Line(f"best on, of {len(names)}", tuple(count(wins[row]) for row in columns), rule=True))
     return lines
 
 
-def with_published(cells: Sequence[Cell], theirs: Sequence[Cell | None]) -> tuple[Cell, ...]:
-    return tuple(replace(cell, published=their) for cell, their in zip(cells, theirs, strict=True))
+def with_published(cells: Sequence[Cell], theirs: Sequence[Cell | None]) -> list[Cell]:
+    return [replace(cell, published=their) for cell, their in zip(cells, theirs, strict=True)]
 
 
 def reading_words(deviation: str, rows: Sequence[str] = ()) -> str:
@@ -98,15 +98,11 @@ def training_lines(rows: Sequence[Row], beside: bool) -> list[Line]:
         words = f"part of {run.epoch_words}" if run.unfinished else run.epoch_words
         epochs.append(Cell(text=words) if run.unfinished or run.epochs_before else Cell(run.epochs[-1], digits=None))
         networks.append(Cell(text=re.sub(r"^resnet(\d+)x(\d+)$", r"\1 x \2", run.network)))
-    if not beside:
-        return [Line("epochs", tuple(epochs)), Line("layers x width", tuple(networks))]
-    theirs = [make_config(row.runs[0].run.method, "cifar10", "paper") for row in rows]
-    sizes = [Cell(text=f"{their.depth} x {their.width}") for their in theirs]
-    lengths = [Cell(their.epochs, digits=None) for their in theirs]
-    return [
-        Line("epochs", with_published(epochs, lengths)),
-        Line("layers x width", with_published(networks, sizes)),
-    ]
+    if beside:
+        theirs = [make_config(row.runs[0].run.method, "cifar10", "paper") for row in rows]
+        epochs = with_published(epochs, [Cell(their.epochs, digits=None) for their in theirs])
+        networks = with_published(networks, [Cell(text=f"{their.depth} x {their.width}") for their in theirs])
+    return [Line("epochs", tuple(epochs)), Line("layers x width", tuple(networks))]
 
 
 def accuracy_table(rows: Sequence[Row], severity: int, published: bool) -> Table:
@@ -177,20 +173,20 @@ def published_tables() -> list[Table]:
     return tables
 
 
-def corruption_errors(rows: Sequence[Row]) -> tuple[dict[str, Cell] | None, str]:
-    """mCE of each row, and what it is relative to; None and why if it cannot be had.
+def corruption_errors(rows: Sequence[Row]) -> tuple[list[Cell], str]:
+    """mCE of each row, and what it is relative to; nothing and why if it cannot be had.
 
     Hendrycks and Dietterich (2019): for each corruption the sum of errors over severities, divided by the baseline's
     sum; then the mean over corruptions. The baseline's errors are the mean of its runs.
     """
     reference = baseline_row(rows)
     if not reference.runs:
-        return None, "mCE cannot be had: it is relative to a baseline, and none was evaluated."
+        return [], "mCE cannot be had: it is relative to a baseline, and none was evaluated."
     names, severities = reference.runs[0].corruptions, reference.runs[0].severities
     base = np.mean(_errors(reference, names), axis=0)
     if not base.all():
-        return None, "mCE cannot be had: the baseline makes no error under some corruption."
-    cells = {row.title: over_runs(100 * (_errors(row, names) / base).mean(1)) for row in rows}
+        return [], "mCE cannot be had: the baseline makes no error under some corruption."
+    cells = [over_runs(100 * (_errors(row, names) / base).mean(1)) for row in rows]
     note = "mCE: for each corruption the sum of errors over severities divided by that of "
     note += f"{reference.title} (mean of its runs), then the mean over corruptions, in %; lower is better."
     if severities != ALL_SEVERITIES:
@@ -217,10 +213,10 @@ def severity_blocks(rows: Sequence[Row]) -> list[Table | str]:
         lines = [Line(f"severity {s}", mark_best([row.mean(s) for row in rows])) for s in severities]
         title = "Average accuracy in % by severity"
     errors, note = corruption_errors(rows)
-    if errors is not None:
-        lines.append(Line("mCE", mark_best(list(errors.values()), lowest=True), rule=bool(lines)))
-    columns_there = tuple(row.title for row in rows)
-    return [*blocks, Table("mce", title, "", columns_there, tuple(lines), note) if lines else note]
+    if errors:
+        lines.append(Line("mCE", mark_best(errors, lowest=True), rule=bool(lines)))
+    titles = tuple(row.title for row in rows)
+    return [*blocks, Table("mce", title, "", titles, tuple(lines), note) if lines else note]
 
 
 def calibration_table(rows: Sequence[Row], severity: int) -> list[Table]:
@@ -258,21 +254,15 @@ def clean_table(rows: Sequence[Row]) -> list[Table]:
 
 def departure_words(rows: Sequence[Row]) -> str:
     """Which rows have the batch augmentation B unlike the paper's."""
-    sentences = []
-    for word, has in (("with", True), ("without", False)):
-        odd = [row.name for row in rows if row.runs[0].method.batch_aug != has and _has_b(row) == has]
-        if odd:
-            sentences.append(f"Unlike the paper's, trained {word} B here: {name_list(odd)}.")
-    return " ".join(sentences)
-
-
-def _has_b(row: Row) -> bool:
-    run, method = row.runs[0].run, row.runs[0].method
-    try:
-        preset = make_config(run.method, run.data, run.preset).batch_aug
-    except InputError:  # a preset that is not there any more
-        preset = method.batch_aug
-    return bool(run.overrides.get("batch_aug", preset))
+    odd: dict[bool, list[str]] = {True: [], False: []}
+    for row in rows:
+        run, usual = row.runs[0].run, row.runs[0].method.batch_aug
+        preset = make_config(run.method, run.data, run.preset) if run.preset in preset_names() else None
+        has = run.overrides.get("batch_aug", preset.batch_aug if preset else usual)
+        if has != usual:
+            odd[has].append(row.name)
+    told = [f"trained {'with' if has else 'without'} B here: {name_list(names)}" for has, names in odd.items() if names]
+    return " ".join(f"Unlike the paper's, {words}." for words in told)
 
 
 def component_table(rows: Sequence[Row] = ()) -> list[Table]:

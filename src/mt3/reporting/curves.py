@@ -15,8 +15,6 @@ from mt3.support.errors import name_list
 from mt3.support.files import RUN_FILE, parse_json
 
 MIN_EPOCHS, FINE_POINTS = 10, 20  # a training of fewer epochs is shown in this many points
-
-
 QUANTITIES = {  # of a run's metrics: the authors' column, what to multiply by, the title, digits
     "loss": ("loss", 1, "loss", 3),
     "ce": ("ce_loss", 1, "cross-entropy", 3),
@@ -57,7 +55,9 @@ def find_curves(files: Sequence[Path], notes: list[str], root: Path | None) -> C
     if finished and len(finished) < len(found):
         left_out = name_list(_shown(path, root) for path in found if path not in finished)
         notes.append(f"Not in the training curve, since the training is not finished: {left_out}.")
-    return Curves(finished or tuple(found), run, value.get("config", {}).get("start"), bool(finished))
+    config = value.get("config")
+    start = config.get("start") if isinstance(config, dict) else None
+    return Curves(finished or tuple(found), run, start, bool(finished))
 
 
 def _shown(path: Path, root: Path | None) -> Path:

@@ -26,14 +26,8 @@ COLOURS = {  # Okabe and Ito's, told apart by colour-blind readers; a method has
     "MT3": "#D55E00",
 }
 MOST_BARS = 90  # in one panel
-STYLE: dict[str, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-}
-STYLE |= {"grid.color": "#dddddd", "grid.linewidth": 0.6, "legend.frameon": False}
+STYLE: dict[str, Any] = {"font.size": 9, "grid.color": "#dddddd", "grid.linewidth": 0.6, "legend.frameon": False}
+STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True}
 STYLE |= {"pdf.fonttype": 42}  # text stays text
 
 
@@ -45,18 +39,12 @@ class Figure(NamedTuple):
     draw: Callable[[Sequence[Path]], None]
 
 
-class Point(NamedTuple):
-    x: float
-    mean: float
-    std: float | None
-
-
 class Sweep(NamedTuple):
     """Accuracy after adapting against a setting; `before` is the accuracy without adapting."""
 
     title: str
     row: str  # whose colour it has
-    points: list[Point]
+    points: list[tuple[float, Cell]]
     before: float
 
 
@@ -117,12 +105,15 @@ def _draw_panel(axis: Any, columns: Mapping[str, Mapping[str, Cell]], names: Seq
         place = where + (i - (len(columns) - 1) / 2) * width
         look = {"color": colour, "edgecolor": "white", "linewidth": 0.4, "label": row}
         look["error_kw"] = {"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8, "ecolor": whisker}
-        yerr = [c.std or 0.0 for c in cells] if any(c.std for c in cells) else None
-        axis.bar(place, [c.value for c in cells], width, yerr=yerr, **look)
+        axis.bar(place, [c.value for c in cells], width, yerr=_whiskers(cells), **look)
     axis.set_xticks(where, [name.replace("_", " ") for name in names], rotation=35, ha="right", rotation_mode="anchor")
     axis.tick_params(axis="x", length=0)
     axis.grid(visible=False, axis="x")
     axis.set_ylabel("accuracy in %")
+
+
+def _whiskers(cells: Sequence[Cell]) -> list[float] | None:
+    return [c.std or 0.0 for c in cells] if any(c.std for c in cells) else None
 
 
 def _colour(title: str) -> str:
@@ -183,19 +174,15 @@ def draw_sweep(paths: Sequence[Path], sweeps: Sequence[Sweep], label: str) -> No
         for sweep in sweeps:
             turn = drawn.setdefault(sweep.row, 0)
             drawn[sweep.row] += 1
-            xs, means, stds = zip(*sweep.points, strict=True)
-            look: dict[str, Any] = {
-                "linestyle": styles[turn % len(styles)],
-                "marker": markers[turn % len(markers)],
-                "capsize": 2,
-            }
+            xs, cells = zip(*sweep.points, strict=True)
+            look: dict[str, Any] = {"linestyle": styles[turn % len(styles)], "marker": markers[turn % len(markers)]}
             look |= {"color": COLOURS[sweep.row], "markersize": 4.5, "linewidth": 1.4, "label": sweep.title}
-            yerr = [std or 0.0 for std in stds] if any(stds) else None
-            handles.append(axis.errorbar(xs, means, yerr=yerr, **look))
+            means = [cell.value for cell in cells]
+            handles.append(axis.errorbar(xs, means, yerr=_whiskers(cells), capsize=2, **look))
             if turn == 0:
                 axis.axhline(sweep.before, color=COLOURS[sweep.row], **dotted)
         handles += axis.plot([], [], color="#555555", label="before adapting", **dotted)
-        every = sorted({p.x for sweep in sweeps for p in sweep.points})
+        every = sorted({x for sweep in sweeps for x, _ in sweep.points})
         if _is_wide(every):
             axis.set_xscale("log")
             axis.minorticks_off()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from mt3.reporting.accuracy import image_words
 from mt3.reporting.published import AVERAGE
-from mt3.reporting.rows import interval_cell
+from mt3.reporting.rows import controlled_runs, interval_cell
 from mt3.reporting.tables import DASH, Cell, Line, Table, markdown
 from mt3.results.facts import CLEAN, ROWS, Evaluation
 from mt3.results.statistics import Difference
@@ -61,7 +61,7 @@ def _gain_lines(evaluation: Evaluation) -> list[str]:
         return []
     gain, (fixed, broken) = evaluation.gain(), evaluation.fixed_and_broken()
     lines = [f"gain by adapting {interval(gain)} points (paired 95 % interval); {fixed} answers fixed, {broken} broken"]
-    if evaluation.protocol["controls"]:
+    if controlled_runs([evaluation]):
         parts = ", ".join(f"{name} {interval(evaluation.gain(name))} ({told})" for name, told in PART_WORDS.items())
         brought = interval(evaluation.gain("adaptation"))
         lines += [f"of which {parts}", f"having seen the image brings {brought}: distribution and instance"]

@@ -120,17 +120,16 @@ def _markdown_cell(cell: Cell) -> str:
 def latex(table: Table) -> str:
     """A `table*` environment in booktabs style; needs the packages booktabs and graphicx."""
     parts = [column.partition(" (") for column in table.columns]  # a second header line holds what is in brackets
-    header = " & ".join([_escape(table.head), *(_escape(name) for name, _, _ in parts)]) + r" \\"
+    lines = [[_escape(table.head), *(_escape(name) for name, _, _ in parts)]]
     if any(rest for _, _, rest in parts):
-        header += (
-            "\n" + " & ".join(["", *(_escape(f"({rest}") if rest else "" for _, _, rest in parts)]).strip() + r" \\"
-        )
+        lines.append(["", *(_escape(f"({rest}") if rest else "" for _, _, rest in parts)])
+    header = [" & ".join(line).strip() + r" \\" for line in lines]
     body = []
     for line in table.lines:
         label = _escape(line.label.replace("_", " ")) + (r"$^\dagger$" if line.marked else "")
         rule = "\\midrule\n" if line.rule else ""
         body.append(rule + " & ".join([label, *(_latex_cell(cell) for cell in line.cells)]) + r" \\")
-    rows = "\n".join([r"\toprule", header, r"\midrule", *body, r"\bottomrule"])
+    rows = "\n".join([r"\toprule", *header, r"\midrule", *body, r"\bottomrule"])
     return rf"""\begin{{table*}}[t]
 \centering
 \resizebox{{\ifdim\width>\linewidth\linewidth\else\width\fi}}{{!}}{{%
@@ -151,14 +150,8 @@ def _latex_cell(cell: Cell) -> str:
     return rf"{text} {{\scriptsize({_latex_cell(cell.published)})}}" if cell.published is not None else text
 
 
-_ESCAPES = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "<": "$<$",
-    ">": "$>$",
-    "`": "",
-    "±": r"$\pm$",
-    OVERLAP_MARK: r"$^\dagger$",
-}
-_ESCAPES |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
+_ESCAPES |= {c: f"\\{c}" for c in "&%$#_{}"} | {"`": "", "±": r"$\pm$", OVERLAP_MARK: r"$^\dagger$"}
 
 
 def _escape(text: str) -> str:

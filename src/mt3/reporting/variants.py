@@ -9,7 +9,7 @@ import numpy as np
 
 from mt3.config.methods import METHODS
 from mt3.reporting.collect import Results, is_alike
-from mt3.reporting.figures import Figure, Point, Sweep, draw_sweep
+from mt3.reporting.figures import Figure, Sweep, draw_sweep
 from mt3.reporting.rows import INTERVALS, NO_CONTROLS, NOTHING, Row, controlled_runs, gain_cell, row_with
 from mt3.reporting.tables import DASH, Cell, Line, Table, count, make_table
 from mt3.results.facts import CONTROLS, ROWS, Evaluation, Setting
@@ -24,9 +24,6 @@ class _Sample(NamedTuple):
     row: Row  # after adapting
     title: str
     setting: Setting
-
-    def mean(self, key: str, severity: int) -> Cell:
-        return self.row._replace(key=key).mean(severity)
 
 
 class _Swept(NamedTuple):
@@ -61,6 +58,7 @@ def _samples(results: Results) -> tuple[list[_Sample], str]:
         return list(METHODS).index(e.run.method), e.label, e.setting
 
     samples = []
+    chosen = [e for e in chosen if e.has("after")]
     for (_, label, setting), found in groupby(sorted(chosen, key=key), key):
         runs = list(found)
         row = Row(runs[0].method.after or runs[0].method.before, runs, "after")
@@ -79,7 +77,7 @@ def sweep_blocks(results: Results) -> list[Table | Figure]:
         steps, views, lr = s.setting
         numbers = {"steps": steps, "views": views, "lr": lr, "steps x views": steps * views}
         cells = {column: Cell(number, digits=None) for column, number in numbers.items()}
-        cells |= {key: s.mean(key, severity) for key in ("before", "after")}
+        cells |= {"before": s.row._replace(key="before").mean(severity), "after": s.row.mean(severity)}
         cells |= {"gain": gain_cell(s.row.runs, "gain", severity), "runs": count(len(s.row.runs))}
         lines.append((f"{s.title}: steps {steps}, views {views}, lr {lr:g}", cells))
     if not all(controlled_runs(s.row.runs) for s in samples):
@@ -89,7 +87,7 @@ def sweep_blocks(results: Results) -> list[Table | Figure]:
     for name, swept in SWEPT.items():
         curves = _curves(samples, swept, severity)
         if curves and name != "cost":  # whose table is the one above
-            at = [{p.x: Cell(p.mean, p.std) for p in curve.points} for curve in curves]
+            at = [dict(curve.points) for curve in curves]
             found = [Line(f"{x:g}", tuple(c.get(x, DASH) for c in at)) for x in sorted({x for c in at for x in c})]
             titles = tuple(curve.title for curve in curves)
             title = f"Accuracy after adapting by {swept.words}"
@@ -108,11 +106,8 @@ def _curves(samples: Sequence[_Sample], swept: _Swept, severity: int) -> list[Sw
     curves = []
     for (title, rest), found in groups.items():
         found.sort(key=lambda s: (swept.value(s.setting), s.setting))
-        points = []
-        for s in found:
-            cell = s.mean("after", severity)
-            points.append(Point(swept.value(s.setting), cell.value or 0.0, cell.std))
-        if points[0].x != points[-1].x:
+        points = [(swept.value(s.setting), s.row.mean(severity)) for s in found]
+        if points[0][0] != points[-1][0]:
             before = float(np.mean([run.accuracy("before", None, severity) for s in found for run in s.row.runs]))
             curves.append(Sweep(f"{title} ({rest})", found[0].row.name, points, before))
     return curves
