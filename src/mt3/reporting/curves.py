@@ -126,8 +126,8 @@ def epoch_table(paths: Sequence[Path], length: str) -> list[Table]:
     for epoch in SHOWN:
         runs = [run for run in records if run and float(run[-1].get("epoch", 0)) >= epoch]
         for name, (column, scale, title, digits) in QUANTITIES.items():
-            means = [_epoch_mean(run, name, epoch) for run in runs]
-            found = [scale * mean for mean in means if mean is not None]
+            values = [[float(r[name]) for r in run if name in r and 0 <= epoch - r["epoch"] < 1] for run in runs]
+            found = [scale * float(np.mean(v)) for v in values if v]
             if not found:
                 continue
             low, high = (float(f(scale * authors[column][:, epoch - 1])) for f in (np.min, np.max))
@@ -140,8 +140,3 @@ def epoch_table(paths: Sequence[Path], length: str) -> list[Table]:
     )
     title = f"Training of MT3, {length}, beside the authors', {count_epochs(authors['loss'].shape[1])}"
     return make_table("epochs", title, "mean over", lines, note)
-
-
-def _epoch_mean(run: Sequence[dict[str, Any]], name: str, epoch: int) -> float | None:
-    values = [float(r[name]) for r in run if name in r and epoch - 1 < float(r["epoch"]) <= epoch]
-    return float(np.mean(values)) if values else None

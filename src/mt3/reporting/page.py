@@ -12,7 +12,7 @@ from urllib.parse import quote
 from mt3.reporting import accuracy, gains
 from mt3.reporting import published as paper
 from mt3.reporting.collect import Results, collect
-from mt3.reporting.curves import MIN_EPOCHS, Curve, Curves, authors_curve, count_epochs, epoch_table, read_curves
+from mt3.reporting.curves import MIN_EPOCHS, Curves, authors_curve, count_epochs, epoch_table, read_curves
 from mt3.reporting.figures import FORMATS, Figure, draw_bars, draw_convergence, import_pyplot
 from mt3.reporting.published import AVERAGE
 from mt3.reporting.rows import Row, rows_of
@@ -193,27 +193,21 @@ def _convergence_blocks(curves: Curves, alone: bool = False) -> list[Table | Fig
     if curve is None or curves.run is None:
         caption += f", the authors' three of {theirs}."
     else:
-        ours = _curve_length(curves, curve)
+        planned = count_epochs(curves.run.epochs[-1])
+        ours = planned if curves.whole else f"{curve.epochs[-1]:.3g} of {planned}"
         told = f"{curves.run.data}, {ours}"
         points = "per epoch" if curve.epochs[-1] >= MIN_EPOCHS else "in twentieths of the training"
-        caption += f", {points}; beside it the authors' three runs. These were trained for {ours}, "
-        caption += f"the authors' for {theirs}"
+        caption += f", {points}; beside it the authors' three runs. "
+        caption += f"These were trained for {ours}, the authors' for {theirs}"
         caption += "." if curve.epochs[-1] == authors.epochs[-1] else ": the axes are not alike."
         if curves.start:
             before = curves.run.epochs_before if curves.whole else 0
             caption += f" Epochs count from the end of the {curves.start} that came first"
             caption += f", after {count_epochs(before)}." if before else "."
         tables = epoch_table(curves.paths, ours) if curves.run.data == "cifar10" else []
-    overlay = told.startswith("cifar10,")
+    overlay = curves.run is not None and curves.run.data == "cifar10"
     draw = partial(draw_convergence, curve=curve, told=told, published=authors, overlay=overlay)
     return [*tables, Figure("convergence", caption, draw)]
-
-
-def _curve_length(curves: Curves, curve: Curve) -> str:
-    """How long the runs of the curve were trained; of what was planned, if they are not finished."""
-    assert curves.run is not None
-    planned = count_epochs(curves.run.epochs[-1])
-    return planned if curves.whole else f"{curve.epochs[-1]:.3g} of {planned}"
 
 
 def _protocol_blocks(results: Results, rows: Sequence[Row]) -> list[Table | str]:
