@@ -20,8 +20,8 @@ from mt3.config.config import make_config
 from mt3.corruptions.write import write_corrupted
 from mt3.data import Dataset, load_digits, open_corrupted
 from mt3.evaluation.evaluate import TestImages
+from mt3.reporting.collect import collect
 from mt3.reporting.published import published_table
-from mt3.results.collect import collect
 from mt3.studies.clock import time_step
 from mt3.studies.plan import Part, Study, paper_methods, plan_tests, plan_text, plan_trainings
 from mt3.studies.reproduce import reproduce
