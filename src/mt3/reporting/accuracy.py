@@ -267,7 +267,7 @@ def departure_words(rows: Sequence[Row]) -> str:
 
 def component_table(rows: Sequence[Row] = ()) -> list[Table]:
     """Which method is made of what, as the paper lists it, and where `rows` depart from that."""
-    words = {"none": "-", "byol": "BYOL", "rotation": "rotation", "ce": "CE", "joint": "joint", "meta": "meta"}
+    words = {None: "-", "byol": "BYOL", "rotation": "rotation", "ce": "CE", "joint": "joint", "meta": "meta"}
     columns = ("self-supervision", "B", "training", "test-time adaption", "--method")
     there = {row.name for row in rows}
     lines = []
