@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 TRAINING = ROOT / "docs" / "training.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
