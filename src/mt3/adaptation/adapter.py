@@ -130,7 +130,10 @@ class Adapter(nn.Module):
         images = self.model.check_images(images)
         if not isinstance(others, Tensor) or others.dim() != 5 or len(others) != len(images):
             came = tuple(others.shape) if isinstance(others, Tensor) else type(others).__name__
-            raise InputError(f"Expected others of shape ({len(images)}, n, 3, H, H), n for each image, got {came}.")
+            side = self.model.size
+            raise InputError(
+                f"Expected others of shape ({len(images)}, n, 3, {side}, {side}), n for each image, got {came}."
+            )
         self.model.check_images(others.flatten(0, 1))
         answers = self._answer(images, others)
         if self.adaptation.gate < 1:
