@@ -257,7 +257,7 @@ def test_published_layout_gives_the_same_as_generated(tmp_path, digits, result):
         parts = [corruptions.apply(digits.test_images[:6], name, severity) for severity in range(1, 6)]
         np.save(folder / f"{name}.npy", np.concatenate(parts))
     np.save(folder / "labels.npy", np.tile(digits.test_labels[:6], 5).astype(np.uint8))
-    corrupted = open_corrupted(folder, "digits")
+    corrupted = open_corrupted(folder, digits.num_classes)
     got = evaluate(
         make_model(), TestImages(digits, corrupted), NAMES, [3, 5], tmp_path / "r.json", limit=6, controls=True
     )

@@ -14,17 +14,18 @@ from mt3.cli.main import main
 from mt3.data.cifar import CIFAR10_CLASSES
 from mt3.evaluation.evaluate import TestImages, evaluate
 from mt3.models.store import shipped_models, tensors_hash
+from mt3.results import Evaluation, read_evaluation
 from mt3.results.statistics import unpack_correct
 
 ROOT = Path(__file__).parents[2]
 NAME = "cifar10-cpu"
 
 
-def evaluation() -> dict:
+def evaluation() -> Evaluation:
     """The evaluation in results/ of these very weights."""
     own = tensors_hash(mt3.load(NAME).state_dict())
-    found = [json.loads(path.read_text()) for path in (ROOT / "results" / NAME / "mt3").rglob("evaluation.json")]
-    (result,) = [r for r in found if r["protocol"]["model_hash"] == own]
+    found = [read_evaluation(path) for path in (ROOT / "results" / NAME / "mt3").rglob("evaluation.json")]
+    (result,) = [e for e in found if e.protocol["model_hash"] == own]
     return result
 
 
@@ -51,11 +52,8 @@ def test_the_card_states_the_accuracies():
     rows = {
         cells[0].strip(): [c.strip() for c in cells[1:]] for cells in re.findall(r"\| (.+?) \| (.+?) \| (.+?) \|", card)
     }
-    for label, found in (
-        ("clean", {row: result["clean"][row]["accuracy"] for row in ("before", "after")}),
-        ("15 corruptions, severity 5", result["average"]),
-    ):
-        assert rows[label] == [f"{found['before']:.1f}", f"{found['after']:.1f}"]
+    for label, severity in (("clean", 0), ("15 corruptions, severity 5", 5)):
+        assert rows[label] == [f"{result.accuracy(row, severity=severity):.1f}" for row in ("before", "after")]
 
 
 def test_real_images_give_the_answers_in_results(tmp_path, cifar10):
@@ -63,6 +61,6 @@ def test_real_images_give_the_answers_in_results(tmp_path, cifar10):
     images = TestImages(cifar10)
     got = evaluate(mt3.load(NAME), images, [], [5], tmp_path / "r.json", limit=50)
     for row in ("before", "after"):
-        expected = unpack_correct(evaluation()["clean"]["correct"][row], evaluation()["protocol"]["images"])[:50]
-        same = unpack_correct(got["clean"]["correct"][row], 50) == expected
+        expected = evaluation().correct(row, severity=0)[0, :50]
+        same = unpack_correct(got["clean"][row]["correct"], 50) == expected
         assert same.sum() >= 49  # another machine rounds otherwise

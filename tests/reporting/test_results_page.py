@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mt3.cli.main import main
-from mt3.reporting.report import fill_words, report_sections, tables_in
-from mt3.results.collect import collect
+from mt3.reporting.collect import collect
+from mt3.reporting.page import fill_words, report_sections, tables_in
 
 ROOT = Path(__file__).parents[2]
 WORDS = ROOT / "results" / "words"

@@ -20,8 +20,8 @@ from mt3.config.config import make_config
 from mt3.corruptions.write import write_corrupted
 from mt3.data import Dataset, load_digits, open_corrupted
 from mt3.evaluation.evaluate import TestImages
+from mt3.reporting.collect import collect
 from mt3.reporting.published import published_table
-from mt3.results.collect import collect
 from mt3.studies.clock import time_step
 from mt3.studies.plan import Part, Study, paper_methods, plan_tests, plan_text, plan_trainings
 from mt3.studies.reproduce import reproduce
@@ -376,9 +376,9 @@ def test_missing_frost_photos_are_said_before_any_work(tmp_path, capsys, monkeyp
 
 
 def test_only_one_process_at_a_time(study, capsys):
-    from mt3.support.files import only_writer
+    from mt3.support.files import own_directory
 
-    with only_writer(study):
+    with own_directory(study):
         code, _, err = run(capsys, *words(study))
     assert code == 2
     assert "Another process is writing to" in err

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from mt3.cli.main import main
-from mt3.support.errors import InputError, one_of, shown, suggest
+from mt3.support.errors import InputError, check_number, one_of, shown, suggest
 
 
 def test_long_text_is_shown_by_its_ends():
@@ -81,3 +81,21 @@ def test_long_arguments_are_not_repeated_whole(capsys, tmp_path, monkeypatch, wo
     assert err.count("\n") == 1
     assert "\x1b" not in err
     assert max(len(part) for part in err.split(", ")) < 350  # 60 of an argument, 200 of what torch says of a device
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "words"),
+    [
+        (-1, 0, None, "a whole number from 0 on, got -1"),
+        (True, 0, None, "a whole number from 0 on, got True"),
+        (6, 1, 5, "a whole number from 1 to 5, got 6"),
+        (2.0, 1, 5, "a whole number from 1 to 5, got 2.0"),
+        (float("nan"), 0.0, None, "a number from 0.0 on, got nan"),
+        (float("nan"), 0.0, 1.0, "a number from 0.0 to 1.0, got nan"),
+    ],
+)
+def test_numbers_are_checked(value, low, high, words):
+    check_number("n", low, low, high)
+    with pytest.raises(InputError) as refused:
+        check_number("n", value, low, high)
+    assert str(refused.value) == f"Expected n to be {words}."

@@ -28,7 +28,7 @@ from mt3.config.methods import METHODS
 from mt3.data import Dataset, load_digits
 from mt3.models.store import load, load_checkpoint, read_run, save_checkpoint, tensors_hash
 from mt3.support.errors import InputError
-from mt3.support.files import only_writer, write_json
+from mt3.support.files import own_directory, write_json
 from mt3.support.signals import GRACE, Stopped, stop_on_signals
 from mt3.training.loop import apply_gradient, ema_momentum, gradient_of_step, lr_factor, train
 from mt3.training.losses import draw_step_task, draw_task, joint_loss, meta_loss
@@ -924,7 +924,7 @@ def test_a_second_training_is_refused_before_it_changes_anything(tmp_path, few, 
         train(chain_config(), few, out, max_steps=3)
     (out / locked).mkdir(parents=True, exist_ok=True)
     before = contents(tmp_path)
-    with only_writer(out / locked), pytest.raises(InputError, match=r"Another process is writing to .*wait until it"):
+    with own_directory(out / locked), pytest.raises(InputError, match=r"Another process is writing to .*wait until it"):
         train(chain_config(), few, out, resume=resume)
     assert contents(tmp_path) == before
     train(chain_config(), few, out, resume=resume, max_steps=4)

@@ -178,7 +178,7 @@ def _corrupted_images(
         raise InputError(f"Expected severities from 1 to 5, got {name_list(severities)}.")
     if args.corrupted is None:
         return None, [] if asked == ["none"] else list(resolve(asked)), severities
-    corrupted = open_corrupted(args.corrupted, dataset.name if dataset else None)
+    corrupted = open_corrupted(args.corrupted, dataset.num_classes if dataset else None)
     return corrupted, _group_names(asked, corrupted, severities), severities
 
 

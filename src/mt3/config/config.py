@@ -16,6 +16,7 @@ from mt3.support.errors import InputError, one_of, shown
 CHOICES = {
     "training": TRAINING,
     "variant": VARIANTS,
+    "first_weights": ("glorot", "zero", "centred"),
     "order": ("second", "first"),
     "inner_target": ("meta", "ema"),
     "layers": LAYERS,
@@ -48,7 +49,7 @@ class Config:
     width: int = 32  # filters of the first stage; doubled in the second and third
     hidden: int = HIDDEN  # neurons of the hidden layer of h, p and q; 0: no such layer, as Sun et al.
     projection: int = 128  # dimensions of z and r
-    zero_init: bool = False  # the last convolution of every block starts at zero, so that the block starts as identity
+    first_weights: str = "glorot"  # glorot, zero (every block starts as the identity) or centred (filters of sum 0)
     precision: str = "float32"  # of forward and backward passes; auto: bfloat16 where the processor is made for it
 
     # the outer loop

@@ -5,22 +5,10 @@ from math import ceil
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 from scipy import ndimage, sparse
 
-from mt3.corruptions.motion import smear
 from mt3.corruptions.pixels import SIZE, Bytes, Floats, Generators, to_bytes, to_unit
-
-__all__ = [
-    "defocus_blur",
-    "disk",
-    "gaussian",
-    "gaussian_blur",
-    "glass_blur",
-    "motion_blur",
-    "zoom_blur",
-    "zoom_lines",
-    "zooms",
-]
 
 
 def defocus_blur(images: Bytes, disk_parameters: tuple[float, float]) -> Bytes:
@@ -83,6 +71,29 @@ def motion_blur(images: Bytes, motion_parameters: tuple[float, float], generator
     return smear(images, radius, std, np.array([generator.uniform(-45, 45) for generator in generators]))
 
 
+def smear(images: Bytes, radius: float, std: float, degrees: Floats) -> Bytes:
+    """Blur bytes (N, 32, 32, channels) along one ray per image as ImageMagick does; the border repeats its pixel.
+
+    Tap i lies i pixels along the ray, rounded to whole pixels, and weighs exp(-i^2 / (2 std^2)); there are
+    2 ceil(radius) + 1 taps. 0 degrees point right, 90 degrees down.
+    """
+    taps = np.arange(2 * ceil(radius) + 1)
+    weights = np.exp(-(taps**2) / (2.0 * std**2))
+    weights /= weights.sum()
+    reach = len(taps) - 1
+    angles = np.radians(degrees)[:, None]
+    rows = reach + np.ceil(taps * np.sin(angles) - 0.5).astype(np.intp)  # (N, taps)
+    columns = reach + np.ceil(taps * np.cos(angles) - 0.5).astype(np.intp)
+    padded = np.pad(images, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode="edge")
+    windows = np.moveaxis(sliding_window_view(padded, (SIZE, SIZE), axis=(1, 2)), 3, 5)  # (N, rows, columns, 32, 32, C)
+    every = np.arange(len(images))
+    total = np.zeros(images.shape)
+    for tap, weight in enumerate(weights):
+        total += weight * windows[every, rows[:, tap], columns[:, tap]]
+    # ImageMagick rounds to 16 bits and then to 8, which is rounding halves up once: the steps of 16 bits are 257ths
+    return (total + 0.5).astype(np.uint8)
+
+
 def zoom_blur(images: Bytes, largest: float) -> Bytes:
     """Average the image with its centre zooms by 1, 1.01, ... up to `largest`; the zoom by 1 is one more copy of it."""
     x = to_unit(images)
@@ -91,16 +102,11 @@ def zoom_blur(images: Bytes, largest: float) -> Bytes:
     return to_bytes(blurred.transpose(2, 0, 1, 3))
 
 
-def zooms(largest: float) -> Floats:
-    """List the zoom factors; the half step past the end keeps `largest` in, whatever the rounding of the steps."""
-    return np.arange(1, largest + 0.005, 0.01)
-
-
 @cache
 def _zoom_operator(largest: float) -> sparse.csr_array:
     """Assemble `zoom_blur` as one sparse matrix over the pixels, (1024, 1024)."""
     total = sparse.identity(SIZE * SIZE)
-    factors = zooms(largest)
+    factors = np.arange(1, largest + 0.005, 0.01)  # half a step more keeps `largest` in, whatever the steps' rounding
     for factor in factors:
         lines = sparse.csr_array(zoom_lines(factor))
         total = total + sparse.kron(lines, lines)  # a zoom treats rows and columns alike

@@ -1,19 +1,13 @@
 """Digital processing: contrast, saturation, geometry, resolution, compression."""
 
-from collections.abc import Callable
 from io import BytesIO
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 from scipy import ndimage
 
-from mt3.corruptions.hsv import from_hsv, to_hsv
-from mt3.corruptions.pixels import SIZE, Bytes, Floats, Generators, to_bytes, to_unit
-
-__all__ = ["contrast", "elastic_transform", "jpeg_compression", "pixelate", "saturate"]
-
-Indices = npt.NDArray[np.intp]
+from mt3.corruptions.pixels import SIZE, Bytes, Floats, Generators, from_hsv, to_bytes, to_hsv, to_unit
 
 
 def contrast(images: Bytes, factor: float) -> Bytes:
@@ -39,51 +33,31 @@ def elastic_transform(images: Bytes, elastic_parameters: tuple[float, float, flo
     corners = np.array([[26.0, 26.0], [26.0, 6.0], [6.0, 6.0]])  # as (x, y)
     shifts = np.stack([generator.uniform(-shear, shear, (3, 2)) for generator in generators])
     # (x, y, 1) of a moved point times this matrix is where it came from
-    back = np.linalg.solve(_with_one(corners + shifts), np.broadcast_to(corners, shifts.shape))  # (N, 3, 2)
+    moved = np.pad(corners + shifts, ((0, 0), (0, 0), (0, 1)), constant_values=1.0)
+    back = np.linalg.solve(moved, np.broadcast_to(corners, shifts.shape))  # (N, 3, 2)
     y, x = np.mgrid[:SIZE, :SIZE].astype(np.float64)
     by_x, by_y, offset = back.transpose(1, 2, 0)[..., None, None]  # each (2, N, 1, 1), for x and y
     from_x, from_y = x * by_x + y * by_y + offset
-    warped = _sample(to_unit(images), from_y, from_x, _mirror)
+    warped = _sample(to_unit(images), from_y, from_x, "reflect")
     if strength == 0:
         return to_bytes(warped)
     noise = np.stack([generator.uniform(-1, 1, (2, SIZE, SIZE)) for generator in generators])
     smooth = ndimage.gaussian_filter(noise, smoothness, mode="reflect", truncate=3.0, axes=(2, 3))
     right, down = strength * smooth.transpose(1, 0, 2, 3)
-    return to_bytes(_sample(warped, y + down, x + right, _reflect))
+    return to_bytes(_sample(warped, y + down, x + right, "symmetric"))
 
 
-def _with_one(points: Floats) -> Floats:
-    return np.concatenate([points, np.ones((*points.shape[:-1], 1))], axis=-1)
-
-
-def _sample(images: Floats, y: Floats, x: Floats, fold: Callable[[Indices], Indices]) -> Floats:
-    """Interpolate (N, 32, 32, 3) linearly at pixels (y, x), each (N, 32, 32); `fold` leads outside indices inside."""
-    top, left = np.floor(y), np.floor(x)
-    below, beside = (y - top)[..., None], (x - left)[..., None]
-    rows, columns = top.astype(np.intp), left.astype(np.intp)
-    first = SIZE * SIZE * np.arange(len(images))[:, None, None]
-    pixels = images.reshape(-1, 3)
-
-    def at(row: Indices, column: Indices) -> Floats:
-        return np.take(pixels, row + column, axis=0)  # (N, 32, 32, 3)
-
-    above_row, below_row = first + SIZE * fold(rows), first + SIZE * fold(rows + 1)
-    left_column, right_column = fold(columns), fold(columns + 1)
-    upper = at(above_row, left_column) * (1 - beside) + at(above_row, right_column) * beside
-    lower = at(below_row, left_column) * (1 - beside) + at(below_row, right_column) * beside
-    return upper * (1 - below) + lower * below
-
-
-def _mirror(index: Indices) -> Indices:
-    """Fold at the border pixels, which are not repeated: -1 is 1."""
-    index = index % (2 * SIZE - 2)
-    return np.minimum(index, 2 * SIZE - 2 - index)
-
-
-def _reflect(index: Indices) -> Indices:
-    """Fold at the outer sides of the border pixels: -1 is 0."""
-    index = index % (2 * SIZE)
-    return np.minimum(index, 2 * SIZE - 1 - index)
+def _sample(images: Floats, y: Floats, x: Floats, border: Literal["reflect", "symmetric"]) -> Floats:
+    """Interpolate (N, 32, 32, 3) linearly at (y, x), each (N, 32, 32), up to a side outside; `border` is `np.pad`'s."""
+    inside = np.pad(np.arange(SIZE), SIZE, mode=border)  # which pixel of a line the border repeats at -32..63
+    above, left = np.floor(y).astype(np.intp), np.floor(x).astype(np.intp)
+    down, right = (y - above)[..., None], (x - left)[..., None]
+    image, first, second = np.arange(len(images))[:, None, None], inside[SIZE + left], inside[SIZE + 1 + left]
+    upper, lower = (
+        images[image, row, first] * (1 - right) + images[image, row, second] * right  # (N, 32, 32, 3)
+        for row in (inside[SIZE + above], inside[SIZE + 1 + above])
+    )
+    return upper * (1 - down) + lower * down
 
 
 def pixelate(images: Bytes, scale: float) -> Bytes:

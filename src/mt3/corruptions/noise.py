@@ -4,8 +4,6 @@ import numpy as np
 
 from mt3.corruptions.pixels import Bytes, Floats, Generators, to_bytes, to_unit
 
-__all__ = ["gaussian_noise", "impulse_noise", "shot_noise", "speckle_noise"]
-
 
 def gaussian_noise(images: Bytes, std: float, generators: Generators) -> Bytes:
     """Add normal noise of standard deviation `std`."""

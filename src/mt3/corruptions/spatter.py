@@ -4,17 +4,14 @@ Water needs operations of OpenCV (Canny, distance transform, equalisation, filte
 numbers, so that they give its bytes, and for whole batches.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
 from scipy import ndimage
 
 from mt3.corruptions.blur import gaussian
 from mt3.corruptions.pixels import SIZE, Bytes, Floats, Generators, to_bytes, to_unit
-
-__all__ = ["canny", "distance", "equalise", "spatter"]
 
 WATER = np.array([175, 238, 238]) / 255.0
 MUD = np.array([63, 42, 20]) / 255.0
@@ -28,11 +25,10 @@ MOVES = {
     for shape, length in (((0, 1), 1.0), ((1, 1), 1.4), ((1, 2), 2.1969))
     if tuple(sorted((abs(row), abs(column)))) == shape
 }
-# 3 x 3 filters: Sobel's two factors, and light from the lower right
-SMOOTH = np.array([1, 2, 1])
-SLOPE = np.array([-1, 0, 1])
+# 3 x 3 filters: Sobel's of the slope to the right, and light from the lower right
+SOBEL = np.array([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]])
+BOX = np.ones((3, 3), dtype=np.int64)
 LIGHT = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
-BORDER = ((0, 0), (1, 1), (1, 1))
 NEIGHBOURS = np.zeros((3, 3, 3), dtype=bool)
 NEIGHBOURS[1] = True  # the eight in the same image, none in another
 
@@ -61,18 +57,18 @@ def spatter(images: Bytes, spatter_parameters: Parameters, generators: Generator
 def _water(layer: Floats) -> Floats:
     """Shade the drops of `layer` by their distance to the rims, as if lit from one side; the brightest has 1."""
     levels = (layer * 255).astype(np.int64) % 256  # as a cast to bytes does, which wraps
-    depth = _box_sum(distance(canny(levels))) // (9 * UNIT)
+    depth = _correlate(distance(canny(levels)), BOX) // (9 * UNIT)
     relief = np.clip(_correlate(equalise(depth), LIGHT), 0, 255)
-    water = levels * ((2 * _box_sum(relief) + 9) // 18)  # a sum of whole numbers over 9, rounded: there are no ties
+    water = levels * (
+        (2 * _correlate(relief, BOX) + 9) // 18
+    )  # a sum of whole numbers over 9, rounded: there are no ties
     shade: Floats = water / np.maximum(water.max(axis=(1, 2), keepdims=True), 1)
     return shade
 
 
 def canny(levels: Whole, low: int = 50, high: int = 150) -> Marks:
     """Mark the edges of byte images: maxima of the slope above `high`, and those above `low` that touch them."""
-    padded = np.pad(levels, BORDER, mode="edge")
-    across = _filter(padded, SMOOTH[:, None] * SLOPE)
-    down = _filter(padded, SLOPE[:, None] * SMOOTH)
+    across, down = _correlate(levels, SOBEL, "nearest"), _correlate(levels, SOBEL.T, "nearest")
     slope = np.abs(across) + np.abs(down)
     candidates = _is_peak(slope, across, down) & (slope > low)
     groups, count = ndimage.label(candidates, NEIGHBOURS)
@@ -84,7 +80,7 @@ def canny(levels: Whole, low: int = 50, high: int = 150) -> Marks:
 
 def _is_peak(slope: Whole, across: Whole, down: Whole) -> Marks:
     """Tell where the slope exceeds that on both sides along the gradient, whose direction is one of four."""
-    padded = np.pad(slope, BORDER)
+    padded = np.pad(slope, ((0, 0), (1, 1), (1, 1)))
 
     def beside(row: int, column: int) -> Whole:
         return padded[:, 1 + row : 1 + row + SIZE, 1 + column : 1 + column + SIZE]
@@ -123,29 +119,20 @@ def equalise(levels: Whole) -> Whole:
 
     An image of one level stays as it is.
     """
-    every = np.arange(len(levels))
-    counts = np.zeros((len(levels), 256), dtype=np.int64)
-    np.add.at(counts, (every[:, None, None], levels), 1)
-    lowest = levels.min(axis=(1, 2))
-    risen = np.cumsum(counts, axis=1) - counts[every, lowest][:, None]  # pixels from the second level up to each
-    total = risen[:, -1:]
+    return np.stack([_equalise(image) for image in levels])
+
+
+def _equalise(levels: Whole) -> Whole:
+    counts = np.bincount(levels.ravel(), minlength=256)
+    risen = np.cumsum(counts) - counts[levels.min()]  # pixels from the second level up to each
+    if not risen[-1]:
+        return levels
     # in single precision and rounded to even, as OpenCV does
-    scale = np.float32(255) / np.maximum(total, 1).astype(np.float32)
-    table = np.where(total == 0, lowest[:, None], np.rint(risen.astype(np.float32) * scale).astype(np.int64))
-    spread: Whole = table[every[:, None, None], levels]
-    return spread
+    spread = np.rint(risen.astype(np.float32) * (np.float32(255) / np.float32(risen[-1]))).astype(np.int64)
+    return np.take(spread, levels)
 
 
-def _box_sum(x: Whole) -> Whole:
-    """Add up the 3 x 3 neighbourhood."""
-    return _correlate(x, np.ones((3, 3), dtype=np.int64))
-
-
-def _correlate(x: Whole, kernel: npt.NDArray[Any]) -> Whole:
-    """Correlate with a 3 x 3 kernel; the border mirrors without repeating its pixel (reflect-101)."""
-    return _filter(np.pad(x, BORDER, mode="reflect"), kernel)
-
-
-def _filter(padded: Whole, kernel: npt.NDArray[Any]) -> Whole:
-    result: Whole = np.einsum("nyxij,ij->nyx", sliding_window_view(padded, (3, 3), axis=(1, 2)), kernel)
-    return result
+def _correlate(x: Whole, kernel: Whole, border: Literal["mirror", "nearest"] = "mirror") -> Whole:
+    """Correlate with a 3 x 3 kernel; `mirror` does not repeat the border's pixel (reflect-101), `nearest` does."""
+    filtered: Whole = ndimage.correlate(x, kernel[None], mode=border)
+    return filtered

@@ -7,13 +7,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mt3.corruptions.blur import zoom_lines
-from mt3.corruptions.hsv import from_hsv, to_hsv
-from mt3.corruptions.motion import smear
-from mt3.corruptions.pixels import SIZE, Bytes, Floats, Generators, to_bytes, to_unit
+from mt3.corruptions.blur import smear, zoom_lines
+from mt3.corruptions.pixels import SIZE, Bytes, Floats, Generators, from_hsv, to_bytes, to_hsv, to_unit
+from mt3.corruptions.spatter import spatter as spatter  # it is weather, too, but long
 from mt3.support.errors import InputError
-
-__all__ = ["INSTALL_PHOTOS", "NO_PHOTOS", "brightness", "fog", "frost", "frost_photos", "plasma", "snow"]
 
 # the first five of the photos that the package `imagecorruptions` carries; the benchmark never draws the sixth
 FROST_PHOTOS = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")

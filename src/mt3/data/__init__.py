@@ -1,15 +1,18 @@
-"""Images as uint8 arrays: the embedded digits, CIFAR-10, CIFAR-100 and corrupted test sets. Needs no torch."""
+"""Images as uint8 arrays: the embedded digits, CIFAR-10, CIFAR-100, corrupted test sets and image files.
+
+Needs no torch.
+"""
 
 from pathlib import Path
 
-from mt3.data.cifar import CorruptedSet, load_cifar10, load_cifar100, open_corrupted
-from mt3.data.dataset import CLASS_COUNTS, DATASETS, Dataset
+from mt3.data.cifar import LOADERS, load_cifar10, load_cifar100
+from mt3.data.corrupted import CorruptedSet, open_corrupted
+from mt3.data.dataset import DATASETS, Dataset
 from mt3.data.digits import load_digits
 from mt3.data.download import fetch
 from mt3.support.errors import InputError, one_of
 
 __all__ = [
-    "CLASS_COUNTS",
     "DATASETS",
     "CorruptedSet",
     "Dataset",
@@ -38,10 +41,6 @@ def load_dataset(name: str, data_dir: Path | None = None, download: bool = False
             raise InputError(f"The digits do not come from {given}: give --data cifar10 or cifar100, or drop this.")
         return load_digits()
     data_dir = DEFAULT_DATA_DIR if data_dir is None else Path(data_dir)
-    load = load_cifar10 if name == "cifar10" else load_cifar100
     if download:
-        try:
-            return load(data_dir)
-        except InputError:
-            fetch(name, data_dir)
-    return load(data_dir)
+        fetch(name, data_dir)
+    return LOADERS[name](data_dir)

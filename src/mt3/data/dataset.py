@@ -1,4 +1,4 @@
-"""What a data set is: images and labels in memory, split into training and test."""
+"""What a data set is: square images and labels in memory, split into training and test."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,12 @@ from mt3.support.errors import InputError
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 
-CLASS_COUNTS = {"digits": 10, "cifar10": 10, "cifar100": 100}
-DATASETS = tuple(CLASS_COUNTS)
+DATASETS = ("digits", "cifar10", "cifar100")
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images (N, 32, 32, 3) as C-contiguous uint8, and their labels as indices into `classes`."""
+    """Images (N, size, size, 3) as C-contiguous uint8, and their labels as indices into `classes`."""
 
     name: str
     train_images: Images
@@ -31,8 +30,8 @@ class Dataset:
 
     @property
     def size(self) -> int:
-        """Pixels of a side."""
-        return int(self.train_images.shape[1])
+        """The side of the images in pixels."""
+        return int(self.test_images.shape[1])
 
 
 def check_labels(labels: Labels, num_classes: int, source: object) -> None:

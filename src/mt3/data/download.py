@@ -12,7 +12,8 @@ from typing import NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from mt3.data.cifar import load_cifar10, load_cifar100, open_corrupted
+from mt3.data.cifar import LOADERS
+from mt3.data.corrupted import open_corrupted
 from mt3.support.errors import InputError, one_of
 from mt3.support.progress import Progress
 
@@ -68,15 +69,15 @@ def fetch(name: str, data_dir: str | Path, archives: Mapping[str, Archive] = ARC
         _unpack(path, folder)
         if not kept:
             path.unlink()
-    return folder if name.endswith("-c") else data_dir
+    return data_dir if name in LOADERS else folder
 
 
 def _is_complete(name: str, data_dir: Path, folder: Path, verify: bool) -> bool:
     try:
-        if not name.endswith("-c"):
-            (load_cifar10 if name == "cifar10" else load_cifar100)(data_dir, verify)
+        if name in LOADERS:
+            LOADERS[name](data_dir, verify)
             return True
-        corrupted = open_corrupted(folder, name.removesuffix("-c"))
+        corrupted = open_corrupted(folder)
         names = corrupted.names()
         for corruption in names:
             corrupted.images_of(corruption, corrupted.severities[0])
@@ -103,8 +104,12 @@ def download_archive(url: str, path: str | Path, md5: str) -> None:
                 f"{url} arrived with MD5 {digest}, expected {md5}, and was discarded; run the same command again."
             )
         os.replace(part, path)
-    except OSError as error:
-        raise InputError(f"Cannot write {path}: {error.strerror or error}.") from error
+    except (OSError, HTTPException) as error:
+        reason = error.reason if type(error) is URLError else error
+        raise InputError(
+            f"Could not download {url}: {reason}; run the same command again to resume, "
+            f"or place the files in {path.parent.absolute()} by hand."
+        ) from error
 
 
 def _receive(url: str, part: Path) -> None:
@@ -117,12 +122,10 @@ def _receive(url: str, part: Path) -> None:
         error.close()
         if error.code == 416 and done:  # nothing lies beyond what we have; the MD5 will tell
             return
-        raise _failure(url, part, f"the server answered {error.code} {error.reason}") from error
-    except (OSError, HTTPException) as error:
-        raise _failure(url, part, error.reason if isinstance(error, URLError) else error) from error
+        raise
     with response:
         if response.headers.get_content_type() == "text/html":
-            raise _failure(url, part, "a web page came instead of the archive")
+            raise OSError("a web page came instead of the archive")
         if response.status != 206:
             done = 0
         size = done + int(response.headers.get("Content-Length") or 0)
@@ -130,27 +133,13 @@ def _receive(url: str, part: Path) -> None:
             part.open("ab" if done else "wb") as file,
             Progress(f"Downloading {part.stem}", _megabytes(size), "MB", start=_megabytes(done)) as progress,
         ):
-            while chunk := _read(response, url, part):
+            while chunk := response.read(CHUNK):
                 file.write(chunk)
                 done += len(chunk)
                 progress.total = _megabytes(max(size, done))  # the server may not have told the size
                 progress.advance(_megabytes(done) - progress.done)
     if done < size:
-        raise _failure(url, part, f"the connection closed after {done} of {size} bytes")
-
-
-def _read(response: HTTPResponse, url: str, part: Path) -> bytes:
-    try:
-        return response.read(CHUNK)
-    except (OSError, HTTPException) as error:
-        raise _failure(url, part, error) from error
-
-
-def _failure(url: str, part: Path, reason: object) -> InputError:
-    return InputError(
-        f"Could not download {url}: {reason}; run the same command again to resume, "
-        f"or place the files in {part.parent.absolute()} by hand."
-    )
+        raise OSError(f"the connection closed after {done} of {size} bytes")
 
 
 def _megabytes(count: int) -> int:
@@ -163,7 +152,7 @@ def _md5(path: Path) -> str:
 
 
 def _unpack(path: Path, folder: Path) -> None:
-    """Unpack beside `folder`, then rename into place; the files of an existing folder are replaced one by one."""
+    """Unpack beside `folder`, then rename the files into place."""
     try:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpack-") as temporary:
             with tarfile.open(path) as tar:
@@ -171,12 +160,10 @@ def _unpack(path: Path, folder: Path) -> None:
             unpacked = Path(temporary) / folder.name
             if not unpacked.is_dir():
                 raise InputError(f"{path} does not contain {folder.name}; delete it and run the same command again.")
-            if not folder.exists():
-                unpacked.rename(folder)
-                return
+            folder.mkdir(exist_ok=True)
             for file in unpacked.iterdir():
                 os.replace(file, folder / file.name)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise InputError(f"Cannot unpack {path} ({error}); delete it and run the same command again.") from error
-    except OSError as error:
-        raise InputError(f"Cannot unpack {path} into {folder}: {error.strerror or error}.") from error
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise InputError(
+            f"Cannot unpack {path} ({error}); make room or delete it, and run the same command again."
+        ) from error

@@ -1,4 +1,4 @@
-"""Image files to 32x32 RGB arrays, with a note of what had to be converted. Needs no torch."""
+"""Image files to square RGB arrays, with a note of what had to be converted. Needs no torch."""
 
 import os
 import stat
@@ -14,29 +14,31 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from mt3.support.errors import InputError
 
-SIZE = 32
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 KINDS = "PNG, JPEG, WebP, BMP, TIFF or GIF"
 # memory is bounded by all three: a decoded pixel takes up to 4 bytes, a row a pointer, and WebP is read whole
 MAX_PIXELS = 50_000_000
 MAX_SIDE = 20_000
 MAX_BYTES = 8 * MAX_PIXELS
-DRAFT = 8 * SIZE  # pixels; a JPEG is decoded at a half, a quarter or an eighth if its sides stay as long as this
+DRAFT = 8  # a JPEG is decoded at a half, a quarter or an eighth if its sides stay so many times as long as needed
 ORIENTATION, ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # of EXIF
 
 
-def read_image(path: str | Path) -> tuple[NDArray[np.uint8], list[str]]:
-    """Read an image file of the common formats as uint8 (32, 32, 3); the notes say what was converted on the way."""
+def read_image(path: str | Path, size: int) -> tuple[NDArray[np.uint8], list[str]]:
+    """Read an image file of the common formats as uint8 (size, size, 3); the notes say what was converted for that."""
     path = Path(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's own size warning; the limit here is stricter
             _check_file(path)
-            return _convert(*_read_square(path))
+            return _read(path, size)
     except InputError:
         raise
     except Image.DecompressionBombError:
-        raise InputError(_too_large(path, "")) from None
+        raise InputError(
+            f"{path} has more than the {MAX_PIXELS // 10**6} megapixels or the sides of {MAX_SIDE} pixels that are "
+            "read; scale it down first."
+        ) from None
     except UnidentifiedImageError:
         raise InputError(f"{path} is not an image that can be read; give a {KINDS}.") from None
     except MemoryError:
@@ -74,32 +76,40 @@ def _check_file(path: Path) -> None:
         raise InputError(f"{path} is longer than the {MAX_BYTES // 10**6} MB that are read; scale it down first.")
 
 
-def _too_large(path: Path, size: str) -> str:
-    return (
-        f"{path} has {size}more than the {MAX_PIXELS // 10**6} megapixels or the sides of {MAX_SIDE} pixels that are "
-        "read; scale it down first."
-    )
-
-
-def _read_square(path: Path) -> tuple[Image.Image, tuple[int, int], list[str]]:
-    """The centre square of the file's first frame; also the size of all of it upright, and a note on the others."""
+def _read(path: Path, size: int) -> tuple[NDArray[np.uint8], list[str]]:
+    """Cut, turn upright and scale the first frame before what is left is converted: that needs the least memory."""
     with Image.open(path, formats=FORMATS) as file:
         width, height = file.size
         if width * height > MAX_PIXELS or max(file.size) > MAX_SIDE:
-            raise InputError(_too_large(path, f"{width} x {height} pixels, "))
-        file.draft(None, (DRAFT, DRAFT))
+            raise Image.DecompressionBombError
+        file.draft(None, (DRAFT * size, DRAFT * size))
         file.load()
-        square = file.crop(_centre_box(*file.size))
+        # the centre square, and a pixel more where its middle would lie between two pixels
+        left, top = ((side - min(file.size)) // 2 for side in file.size)
+        square = file.crop((left, top, file.width - left, file.height - top))
         notes = ["only the first frame is read"] if _has_more_frames(file) else []
-    turned = square.getexif().get(ORIENTATION) in ON_ITS_SIDE
-    return square, (height, width) if turned else (width, height), notes
-
-
-def _centre_box(width: int, height: int) -> tuple[int, int, int, int]:
-    """The centre square; one pixel is left over where its middle would lie between two pixels."""
-    side = min(width, height)
-    left, top = (width - side) // 2, (height - side) // 2
-    return left, top, width - left, height - top
+    if square.getexif().get(ORIENTATION) in ON_ITS_SIDE:
+        width, height = height, width
+    ImageOps.exif_transpose(square, in_place=True)
+    deep = square.mode.startswith("I") or square.mode == "F"  # more than 8 bits a value
+    image = square.convert("F") if deep else _in_scalable_mode(square)
+    high = cast(float, image.getextrema()[1]) if deep else 255.0
+    if image.size != (size, size):
+        image = ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS)
+    if deep:
+        white = 65535.0 if square.mode != "F" or high > 255 else 255.0 if high > 1 else 1.0
+        image = _to_eight_bits(image, white)
+        notes.append(f"scaled from 0..{white:g} to 8 bits")
+    if image.mode in ("RGBA", "LA"):
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+        notes.append("transparency laid on white")
+    elif image.mode == "L":
+        notes.append("grey repeated in three channels")
+    elif square.mode != "RGB":
+        notes.append(f"converted from {square.mode}")
+    if (width, height) != (size, size):
+        notes.append(f"{width}x{height} cut to its centre square and scaled to {size}x{size}")
+    return np.asarray(image.convert("RGB"), dtype=np.uint8), notes
 
 
 def _has_more_frames(file: Image.Image) -> bool:
@@ -107,26 +117,6 @@ def _has_more_frames(file: Image.Image) -> bool:
         return bool(getattr(file, "is_animated", False))
     except Exception:  # the second frame is damaged
         return True
-
-
-def _convert(square: Image.Image, size: tuple[int, int], notes: list[str]) -> tuple[NDArray[np.uint8], list[str]]:
-    """Turn the square upright and scale it before what is left is converted: that needs the least memory."""
-    ImageOps.exif_transpose(square, in_place=True)
-    if square.mode.startswith("I") or square.mode == "F":  # more than 8 bits a value
-        image, top = _to_eight_bits(square)
-        notes = [*notes, f"scaled from 0..{top:g} to 8 bits"]
-    else:
-        image = _scale(_in_scalable_mode(square))
-    if image.mode in ("RGBA", "LA"):
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-        notes = [*notes, "transparency laid on white"]
-    elif image.mode == "L":
-        notes = [*notes, "grey repeated in three channels"]
-    elif square.mode != "RGB":
-        notes = [*notes, f"converted from {square.mode}"]
-    if size != (SIZE, SIZE):
-        notes = [*notes, f"{size[0]}x{size[1]} cut to its centre square and scaled to {SIZE}x{SIZE}"]
-    return np.asarray(image.convert("RGB"), dtype=np.uint8), notes
 
 
 def _in_scalable_mode(image: Image.Image) -> Image.Image:
@@ -138,19 +128,8 @@ def _in_scalable_mode(image: Image.Image) -> Image.Image:
     return image.convert("L" if image.mode == "1" else "RGB")
 
 
-def _to_eight_bits(image: Image.Image) -> tuple[Image.Image, float]:
-    """Scale an image of larger or broken values to 32x32 and to 0..255; also the value that becomes 255."""
-    whole = image.mode != "F"
-    image = image.convert("F") if whole else image
-    high = cast(float, image.getextrema()[1])  # of one channel
-    values = np.asarray(_scale(image), dtype=np.float64)
+def _to_eight_bits(image: Image.Image, white: float) -> Image.Image:
+    values = np.asarray(image, dtype=np.float64)
     if not np.isfinite(values).all():
         raise ValueError("some of its values are not numbers")
-    top = 65535.0 if whole or high > 255 else 255.0 if high > 1 else 1.0
-    return Image.fromarray((values.clip(0, top) * (255.0 / top)).astype(np.uint8)), top
-
-
-def _scale(image: Image.Image) -> Image.Image:
-    if image.size == (SIZE, SIZE):
-        return image
-    return ImageOps.fit(image, (SIZE, SIZE), Image.Resampling.LANCZOS)
+    return Image.fromarray((values.clip(0, white) * (255.0 / white)).astype(np.uint8))

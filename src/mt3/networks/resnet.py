@@ -112,10 +112,3 @@ class ResNet(nn.Module):
     def kept(self, size: int) -> int:
         """Values kept for the gradient: four activations a block, each stage's half as large as the stage before."""
         return 7 * self.shape[0] * self.largest(size)
-
-
-def zero_last_convolutions(model: nn.Module) -> None:
-    """Let every residual block begin as the identity: its last convolution is set to zero."""
-    for module in model.modules():
-        if isinstance(module, Block):
-            nn.init.zeros_(module.conv2.weight)

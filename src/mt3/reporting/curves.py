@@ -1,6 +1,7 @@
 """Training accuracy against the epoch, of runs on disk and of the authors'. Needs no torch."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mt3.reporting.published import training_curve
-from mt3.reporting.table import Cell, Line, Table
-from mt3.support.files import parse_json
+from mt3.reporting.tables import Cell, Table, count, make_table
+from mt3.results.facts import Run, read_run
+from mt3.support.errors import name_list
+from mt3.support.files import RUN_FILE, parse_json
 
 MIN_EPOCHS, FINE_POINTS = 10, 20  # a training of fewer epochs is shown in this many points
-
-
 QUANTITIES = {  # of a run's metrics: the authors' column, what to multiply by, the title, digits
     "loss": ("loss", 1, "loss", 3),
     "ce": ("ce_loss", 1, "cross-entropy", 3),
@@ -21,7 +22,46 @@ QUANTITIES = {  # of a run's metrics: the authors' column, what to multiply by, 
     "accuracy_before": ("train_accuracy_before", 100, "accuracy before the inner step, %", 1),
     "accuracy_after": ("train_accuracy_after", 100, "accuracy after it, %", 1),
 }
+COLUMNS = ("here", "authors, lowest", "authors, highest", "lowest - range", "highest + range")
 SHOWN = (1, 2, 5, 10, 20, 50, 100, 200)  # epochs of which a table is made
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Metrics of MT3 runs that were trained alike."""
+
+    paths: tuple[Path, ...] = ()
+    run: Run | None = None  # the training of the first
+    start: str | None = None  # the method that was trained before it
+    whole: bool = True  # whether the trainings are finished
+
+
+def find_curves(files: Sequence[Path], notes: list[str], root: Path | None) -> Curves:
+    """The metrics of the MT3 runs without a label; an unfinished run has no part beside finished ones."""
+    found: dict[Path, tuple[Run, dict[str, Any]]] = {}
+    for path in files:
+        about = read_run(path.with_name(RUN_FILE)) if path.with_name(RUN_FILE).exists() else None
+        if about is not None and (about[0].method, about[0].label) == ("mt3", ""):
+            found[path] = about
+    if not found:
+        return Curves()
+    first, (run, value) = next(iter(found.items()))
+    for path, (other, _) in found.items():
+        if fields := run.unlike(other):
+            told = f"the trainings of {_shown(first, root)} and {_shown(path, root)} differ in {name_list(fields)}"
+            notes.append(f"No training curve: {told}; give one of them a --label.")
+            return Curves()
+    finished = tuple(path for path, (run, _) in found.items() if not run.unfinished)
+    if finished and len(finished) < len(found):
+        left_out = name_list(_shown(path, root) for path in found if path not in finished)
+        notes.append(f"Not in the training curve, since the training is not finished: {left_out}.")
+    config = value.get("config")
+    start = config.get("start") if isinstance(config, dict) else None
+    return Curves(finished or tuple(found), run, start, bool(finished))
+
+
+def _shown(path: Path, root: Path | None) -> Path:
+    return path if root is None else path.relative_to(root)
 
 
 class Curve(NamedTuple):
@@ -75,8 +115,8 @@ def count_epochs(number: float) -> str:
     return f"{number:g} epoch" + ("" if number == 1 else "s")
 
 
-def epoch_table(paths: Sequence[Path], length: str) -> Table | None:
-    """Means over whole epochs of training beside the authors' three runs; None before the first epoch's end.
+def epoch_table(paths: Sequence[Path], length: str) -> list[Table]:
+    """Means over whole epochs of training beside the authors' three runs; none before the first epoch's end.
 
     `length` says how long the runs were trained.
     """
@@ -86,25 +126,17 @@ def epoch_table(paths: Sequence[Path], length: str) -> Table | None:
     for epoch in SHOWN:
         runs = [run for run in records if run and float(run[-1].get("epoch", 0)) >= epoch]
         for name, (column, scale, title, digits) in QUANTITIES.items():
-            means = [_epoch_mean(run, name, epoch) for run in runs]
-            found = [scale * mean for mean in means if mean is not None]
+            values = [[float(r[name]) for r in run if name in r and 0 <= epoch - r["epoch"] < 1] for run in runs]
+            found = [scale * float(np.mean(v)) for v in values if v]
             if not found:
                 continue
             low, high = (float(f(scale * authors[column][:, epoch - 1])) for f in (np.min, np.max))
             numbers = (float(np.mean(found)), low, high, low - (high - low), high + (high - low))
-            cells = tuple(Cell(number, digits=digits) for number in numbers)
-            lines.append(Line(f"epoch {epoch}, {title}", (*cells, Cell(len(found), digits=0))))
-    if not lines:
-        return None
-    columns = ("here", "authors, lowest", "authors, highest", "lowest - range", "highest + range", "runs")
+            cells = {c: Cell(number, digits=digits) for c, number in zip(COLUMNS, numbers, strict=True)}
+            lines.append((f"epoch {epoch}, {title}", cells | {"runs": count(len(found))}))
     note = (
         "Means over the logged steps of an epoch, and over runs; of the authors' three runs the range, and that range "
         "widened by its own width on either side."
     )
     title = f"Training of MT3, {length}, beside the authors', {count_epochs(authors['loss'].shape[1])}"
-    return Table("epochs", title, "mean over", columns, tuple(lines), note)
-
-
-def _epoch_mean(run: Sequence[dict[str, Any]], name: str, epoch: int) -> float | None:
-    values = [float(r[name]) for r in run if name in r and epoch - 1 < float(r["epoch"]) <= epoch]
-    return float(np.mean(values)) if values else None
+    return make_table("epochs", title, "mean over", lines, note)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mt3.reporting.curves import Curve, count_epochs
-from mt3.reporting.table import Cell
+from mt3.reporting.tables import Cell
 from mt3.support.errors import InputError
 from mt3.support.files import atomic_path
 
@@ -26,17 +26,9 @@ COLOURS = {  # Okabe and Ito's, told apart by colour-blind readers; a method has
     "MT3": "#D55E00",
 }
 MOST_BARS = 90  # in one panel
-STYLE = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "pdf.fonttype": 42,  # text stays text
-}
+STYLE: dict[str, Any] = {"font.size": 9, "grid.color": "#dddddd", "grid.linewidth": 0.6, "legend.frameon": False}
+STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.grid": True}
+STYLE |= {"pdf.fonttype": 42}  # text stays text
 
 
 class Figure(NamedTuple):
@@ -47,18 +39,12 @@ class Figure(NamedTuple):
     draw: Callable[[Sequence[Path]], None]
 
 
-class Point(NamedTuple):
-    x: float
-    mean: float
-    std: float | None
-
-
 class Sweep(NamedTuple):
     """Accuracy after adapting against a setting; `before` is the accuracy without adapting."""
 
     title: str
     row: str  # whose colour it has
-    points: list[Point]
+    points: list[tuple[float, Cell]]
     before: float
 
 
@@ -66,19 +52,23 @@ class Sweep(NamedTuple):
 def _drawing(*paths: Path, width: float, height: float, columns: int = 1, rows: int = 1) -> Iterator[tuple[Any, Any]]:
     """Yield a figure and its axes row by row; then write it to the paths, the same bytes for the same content."""
     pyplot = import_pyplot()
+    size: dict[str, Any] = {"figsize": (width, height), "squeeze": False, "sharey": True, "layout": "constrained"}
     with pyplot.style.context(["default", STYLE]):
-        figure, axes = pyplot.subplots(
-            rows, columns, figsize=(width, height), squeeze=False, sharey=True, layout="constrained"
-        )
+        figure, axes = pyplot.subplots(rows, columns, **size)
         try:
             yield figure, axes.flatten()
             for path in paths:
-                metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None, "ModDate": None}}
-                kind = path.suffix.removeprefix(".")
-                with atomic_path(path) as temporary:
-                    figure.savefig(temporary, format=kind, dpi=200, metadata=metadata[kind])
+                _save(figure, path, 200)
         finally:
             pyplot.close(figure)
+
+
+def _save(figure: Any, path: Path, dpi: int) -> None:
+    check_figure(path)
+    kind = path.suffix.removeprefix(".")
+    metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None, "ModDate": None}}[kind]
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format=kind, dpi=dpi, metadata=metadata)
 
 
 def draw_bars(paths: Sequence[Path], columns: Mapping[str, Mapping[str, Cell]], names: Sequence[str]) -> None:
@@ -112,21 +102,18 @@ def _draw_panel(axis: Any, columns: Mapping[str, Mapping[str, Cell]], names: Seq
         cells = [columns[row][name] for name in names]
         colour = _colour(row)
         whisker = "#888888" if colour == "#000000" else "#333333"  # seen on its own bar
-        axis.bar(
-            where + (i - (len(columns) - 1) / 2) * width,
-            [c.value for c in cells],
-            width,
-            yerr=[c.std or 0.0 for c in cells] if any(c.std for c in cells) else None,
-            color=colour,
-            edgecolor="white",
-            linewidth=0.4,
-            error_kw={"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8, "ecolor": whisker},
-            label=row,
-        )
+        place = where + (i - (len(columns) - 1) / 2) * width
+        look = {"color": colour, "edgecolor": "white", "linewidth": 0.4, "label": row}
+        look["error_kw"] = {"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8, "ecolor": whisker}
+        axis.bar(place, [c.value for c in cells], width, yerr=_whiskers(cells), **look)
     axis.set_xticks(where, [name.replace("_", " ") for name in names], rotation=35, ha="right", rotation_mode="anchor")
     axis.tick_params(axis="x", length=0)
     axis.grid(visible=False, axis="x")
     axis.set_ylabel("accuracy in %")
+
+
+def _whiskers(cells: Sequence[Cell]) -> list[float] | None:
+    return [c.std or 0.0 for c in cells] if any(c.std for c in cells) else None
 
 
 def _colour(title: str) -> str:
@@ -152,10 +139,8 @@ def draw_convergence(paths: Sequence[Path], curve: Curve | None, told: str, publ
                 single = {"marker": "o", "clip_on": False} if len(mean) == 1 else {}  # a point alone is no line
                 axis.plot(shown.epochs, mean, color=COLOURS[row], linewidth=1.4, label=label, **single)
                 if count > 1:
-                    spread = _spread(values)
-                    axis.fill_between(
-                        shown.epochs, mean - spread, mean + spread, color=COLOURS[row], alpha=0.25, linewidth=0
-                    )
+                    ends = (mean - _spread(values), mean + _spread(values))
+                    axis.fill_between(shown.epochs, *ends, color=COLOURS[row], alpha=0.25, linewidth=0)
             axis.set_title(f"{title} ({count} run{'s' if count > 1 else ''})", fontsize=9)
             axis.set_xlabel("epoch")
             axis.set_xlim(0, shown.epochs[-1])
@@ -189,38 +174,33 @@ def draw_sweep(paths: Sequence[Path], sweeps: Sequence[Sweep], label: str) -> No
         for sweep in sweeps:
             turn = drawn.setdefault(sweep.row, 0)
             drawn[sweep.row] += 1
-            line = axis.errorbar(
-                [p.x for p in sweep.points],
-                [p.mean for p in sweep.points],
-                yerr=[p.std or 0.0 for p in sweep.points] if any(p.std for p in sweep.points) else None,
-                color=COLOURS[sweep.row],
-                linestyle=styles[turn % len(styles)],
-                marker=markers[turn % len(markers)],
-                markersize=4.5,
-                linewidth=1.4,
-                capsize=2,
-                label=sweep.title,
-            )
-            handles.append(line)
+            xs, cells = zip(*sweep.points, strict=True)
+            look: dict[str, Any] = {"linestyle": styles[turn % len(styles)], "marker": markers[turn % len(markers)]}
+            look |= {"color": COLOURS[sweep.row], "markersize": 4.5, "linewidth": 1.4, "label": sweep.title}
+            means = [cell.value for cell in cells]
+            handles.append(axis.errorbar(xs, means, yerr=_whiskers(cells), capsize=2, **look))
             if turn == 0:
                 axis.axhline(sweep.before, color=COLOURS[sweep.row], **dotted)
         handles += axis.plot([], [], color="#555555", label="before adapting", **dotted)
-        xs = sorted({p.x for sweep in sweeps for p in sweep.points})
-        if xs[0] > 0 and xs[-1] / xs[0] >= 8:
+        every = sorted({x for sweep in sweeps for x, _ in sweep.points})
+        if _is_wide(every):
             axis.set_xscale("log")
             axis.minorticks_off()
-        axis.set_xticks(_spaced(xs), [f"{x:g}" for x in _spaced(xs)])
+        axis.set_xticks(_spaced(every), [f"{x:g}" for x in _spaced(every)])
         axis.set_xlabel(label)
         axis.set_ylabel("average accuracy in %")
         figure.legend(handles=handles, loc="outside upper center", ncols=1 if len(sweeps) > 1 else 2)
+
+
+def _is_wide(xs: Sequence[float]) -> bool:
+    return xs[0] > 0 and xs[-1] / xs[0] >= 8
 
 
 def _spaced(xs: Sequence[float]) -> list[float]:
     """The ends and those between them that leave room for their labels."""
     if len(xs) < 3:
         return list(xs)
-    logarithmic = xs[0] > 0 and xs[-1] / xs[0] >= 8
-    place = np.log(xs) if logarithmic else np.asarray(xs)
+    place = np.log(xs) if _is_wide(xs) else np.asarray(xs)
     gap = 0.07 * (place[-1] - place[0])
     kept = [0]
     for i in range(1, len(xs) - 1):
@@ -257,19 +237,10 @@ def draw_examples(
         axis.set_title(f"{truth[i]}, {names[i].replace('_', ' ')}", fontsize=10)
         before, before_right, after, after_right = texts[i]
         for line, (text, right) in enumerate(((f"before: {before}", before_right), (f"after: {after}", after_right))):
-            axis.text(
-                0.5,
-                -0.06 - 0.17 * line,
-                text + (" ✓" if right else " ✗"),
-                transform=axis.transAxes,
-                ha="center",
-                va="top",
-                fontsize=9,
-                color="#0072B2" if right else "#D55E00",
-            )
+            look = {"ha": "center", "va": "top", "fontsize": 9, "color": "#0072B2" if right else "#D55E00"}
+            axis.text(0.5, -0.06 - 0.17 * line, text + (" ✓" if right else " ✗"), transform=axis.transAxes, **look)
     figure.tight_layout(h_pad=2.2, rect=(0, 0.03, 1, 1))
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=150)
+    _save(figure, path, 150)
     pyplot.close(figure)
 
 
@@ -285,7 +256,6 @@ def draw_corruptions(
 
     A row for each corruption, in two blocks side by side. `path` ends in .png or .pdf.
     """
-    check_figure(path)
     pyplot = import_pyplot()
     names = list(corrupted)
     half = -(-len(names) // 2)
@@ -299,9 +269,8 @@ def draw_corruptions(
     for i, block in enumerate(blocks):
         tall = step * len(block) - GAP
         left, bottom = i * (label + width) + label, edge + height - tall
-        axis = figure.add_axes(
-            (left / figure_width, bottom / figure_height, width / figure_width, tall / figure_height)
-        )
+        box = (left / figure_width, bottom / figure_height, width / figure_width, tall / figure_height)
+        axis = figure.add_axes(box)
         canvas = np.full((tall, width, 3), 255, np.uint8)
         for row, name in enumerate(block):
             for column, image in enumerate((clean, *corrupted[name])):
@@ -314,8 +283,7 @@ def draw_corruptions(
         axis.tick_params(length=0, pad=2, labelsize=8)
         axis.text(step + (width - step) / 2, -12, "severity", ha="center", va="bottom", fontsize=8)
         axis.spines[:].set_visible(False)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=DPI)
+    _save(figure, path, DPI)
     pyplot.close(figure)
 
 

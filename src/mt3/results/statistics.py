@@ -1,8 +1,8 @@
-"""Numbers from predictions: accuracy, likelihood, calibration and their intervals. Needs no torch."""
+"""Numbers from predictions: likelihood, calibration, differences and their intervals. Needs no torch."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,22 @@ CALIBRATION_BINS = 15  # equal-width bins of the confidence, as in Guo et al. 20
 
 Probabilities = NDArray[np.float32]  # (images, classes)
 Correct = NDArray[np.bool_]
+
+GAINS = {  # name: (row, minus row)
+    "gain": ("after", "before"),
+    "offset": ("clean_other", "before"),
+    "distribution": ("same_corruption", "clean_other"),
+    "instance": ("after", "same_corruption"),
+    "adaptation": ("after", "clean_other"),
+}
+
+
+class Difference(NamedTuple):
+    """In points, with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
 
 
 def is_correct(probabilities: Probabilities, labels: NDArray[np.int64]) -> Correct:
@@ -41,16 +57,10 @@ def wilson_interval(hits: int, count: int) -> tuple[float, float]:
     return 100 * low, 100 * min(1.0, centre + reach)
 
 
-def measure(probabilities: Probabilities, labels: NDArray[np.int64]) -> dict[str, Any]:
-    """Accuracy in percent with its 95 % interval, negative log-likelihood in nats, calibration error in percent."""
-    correct = is_correct(probabilities, labels)
+def mean_nll(probabilities: Probabilities, labels: NDArray[np.int64]) -> float:
+    """Negative log-likelihood of the labels in nats, the mean over images."""
     own = probabilities[np.arange(len(labels)), labels].astype(np.float64)
-    return {
-        "accuracy": 100 * float(correct.mean()),
-        "interval": list(wilson_interval(int(correct.sum()), len(labels))),
-        "nll": float(-np.log(np.maximum(own, 1e-12)).mean()),
-        "calibration_error": 100 * calibration_error(probabilities, correct),
-    }
+    return float(-np.log(np.maximum(own, 1e-12)).mean())
 
 
 def calibration_error(probabilities: Probabilities, correct: Correct) -> float:
@@ -61,7 +71,7 @@ def calibration_error(probabilities: Probabilities, correct: Correct) -> float:
     return float(np.abs(gaps).sum() / len(correct))
 
 
-def paired_gain(after: Correct, before: Correct) -> dict[str, float]:
+def paired_gain(after: Correct, before: Correct) -> Difference:
     """Mean of after minus before in points, with its paired 95 % interval.
 
     Arrays are (images,) or (corruptions, images). The same image under several corruptions is one observation: its
@@ -70,12 +80,12 @@ def paired_gain(after: Correct, before: Correct) -> dict[str, float]:
     return paired_interval(100.0 * (np.atleast_2d(after).astype(float) - np.atleast_2d(before)).mean(0))
 
 
-def paired_interval(difference: NDArray[np.float64]) -> dict[str, float]:
+def paired_interval(difference: NDArray[np.float64]) -> Difference:
     """Mean of the images' differences (images,), with its 95 % interval over images."""
     mean = float(difference.mean())
     error = float(difference.std(ddof=1) / math.sqrt(len(difference))) if len(difference) > 1 else math.inf
     reach = Z95 * error if math.isfinite(error) else 100.0
-    return {"mean": mean, "low": mean - reach, "high": mean + reach}
+    return Difference(mean, mean - reach, mean + reach)
 
 
 # two-sided 95 % quantiles of Student's t with 1 to 10 degrees of freedom
@@ -91,33 +101,9 @@ def t95(freedom: int) -> float:
     return z + sum(term / float(freedom) ** (i + 1) for i, term in enumerate(terms))
 
 
-def mean_interval(differences: Sequence[float]) -> tuple[float, float] | None:
-    """95 % interval of the mean difference over runs (Student's t), or None for a single run."""
+def mean_interval(differences: Sequence[float]) -> Difference:
+    """Mean difference over two runs or more, with its 95 % interval by Student's t."""
     values = np.asarray(differences, dtype=float)
-    if len(values) < 2:
-        return None
+    mean = float(values.mean())
     reach = t95(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return float(values.mean()) - reach, float(values.mean()) + reach
-
-
-GAINS = {  # name: (row, minus row)
-    "gain": ("after", "before"),
-    "offset": ("clean_other", "before"),
-    "distribution": ("same_corruption", "clean_other"),
-    "instance": ("after", "same_corruption"),
-    "adaptation": ("after", "clean_other"),
-}
-
-
-def gains(correct: Mapping[str, Correct]) -> dict[str, Any]:
-    """The paired differences of the rows that are there: the gain, and its split where controls were evaluated."""
-    return {
-        name: paired_gain(correct[high], correct[low])
-        for name, (high, low) in GAINS.items()
-        if high in correct and low in correct
-    }
-
-
-def fixed_and_broken(after: Correct, before: Correct) -> dict[str, int]:
-    """How many images adapting put right, and how many it put wrong."""
-    return {"fixed": int((after & ~before).sum()), "broken": int((before & ~after).sum())}
+    return Difference(mean, mean - reach, mean + reach)

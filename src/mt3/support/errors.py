@@ -60,10 +60,10 @@ def _plain(name: str) -> str:
     return name.casefold().lstrip("-").replace("-", "_")
 
 
-def check_number(name: str, value: Any, low: float, high: float) -> None:
-    """Refuse what is not a number from `low` to `high`; if these are whole, what is not a whole number."""
+def check_number(name: str, value: Any, low: float, high: float | None = None) -> None:
+    """Refuse what is not a number from `low` to `high`; if `low` is whole, what is not a whole number."""
     whole = isinstance(low, int)
     is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:
-        words = "a whole number" if whole else "a number"
-        raise InputError(f"Expected {name} to be {words} from {low} to {high}, got {shown(repr(value))}.")
+    if not is_number or not value >= low or (high is not None and not value <= high):
+        words, end = "a whole number" if whole else "a number", "on" if high is None else f"to {high}"
+        raise InputError(f"Expected {name} to be {words} from {low} {end}, got {shown(repr(value))}.")

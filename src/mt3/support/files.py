@@ -3,8 +3,8 @@
 import errno
 import json
 import os
+import secrets
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -22,16 +22,9 @@ MAX_DEPTH = 50  # of objects and lists in one another; files of this package hav
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it onto `path` if the block succeeds, delete it if not."""
     path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    except OSError as error:
-        raise InputError(f"Cannot write {path}: {error.strerror}; choose a directory you may write to.") from error
-    os.close(handle)
-    temporary = Path(name)
+    temporary = _make_temporary(path)
     try:
         yield temporary
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files private
         os.replace(temporary, path)
     except OSError as error:
         raise InputError(
@@ -41,17 +34,22 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def _make_temporary(path: Path) -> Path:
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch(exist_ok=False)
+    except OSError as error:
+        raise InputError(f"Cannot write {path}: {error.strerror}; choose a directory you may write to.") from error
+    return temporary
+
+
 def check_can_write(path: str | Path) -> None:
     """Refuse a file that cannot be written, before the work whose result it is to hold."""
     path = Path(path)
     if path.is_dir():
         raise InputError(f"Cannot write {path}: it is a directory; give the name of a file.")
-    with suppress(_Discard), atomic_path(path):
-        raise _Discard
-
-
-class _Discard(Exception):  # noqa: N818
-    pass
+    _make_temporary(path).unlink()
 
 
 def remove_leftovers(path: str | Path) -> None:
@@ -62,54 +60,41 @@ def remove_leftovers(path: str | Path) -> None:
 
 
 @contextmanager
-def only_writer(directory: Path) -> Iterator[None]:
-    """Keep a second process out of `directory` for the block; the lock ends with this process, however it ends."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    try:
-        handle = os.open(directory, os.O_RDONLY)
-    except OSError as error:
-        raise InputError(f"Cannot open {directory}: {error.strerror}; choose a directory you may write to.") from error
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not directory.exists():  # who had the lock has just removed it
-                raise BlockingIOError
-        except BlockingIOError:
-            raise InputError(
-                f"Another process is writing to {directory}; wait until it ends, or choose another --out."
-            ) from None
-        except OSError:
-            pass  # a file system without locks
-        yield
-    finally:
-        os.close(handle)
-
-
-@contextmanager
 def own_directory(directory: Path) -> Iterator[None]:
-    """Be the only writer of `directory` for the block, which makes it first; what was made in vain is removed again."""
+    """Make `directory` and keep a second process out for the block; what was made in vain is removed again.
+
+    The lock ends with this process, however it ends.
+    """
     made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        handle = None if sys.platform == "win32" else os.open(directory, os.O_RDONLY)
     except OSError as error:
         raise InputError(f"Cannot write {directory}: {error.strerror}; choose another --out.") from error
-    with only_writer(directory):
-        try:
-            yield
-        finally:
-            for folder in made:
-                with suppress(OSError):  # something is in it
-                    folder.rmdir()
+    try:
+        if handle is not None:
+            _lock(handle, directory)
+        yield
+    finally:
+        for folder in made:
+            with suppress(OSError):  # something is in it
+                folder.rmdir()
+        if handle is not None:
+            os.close(handle)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _lock(handle: int, directory: Path) -> None:
+    import fcntl  # not on Windows
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        taken = not directory.exists()  # who had the lock has just removed it
+    except BlockingIOError:
+        taken = True
+    except OSError:
+        taken = False  # a file system without locks
+    if taken:
+        raise InputError(f"Another process is writing to {directory}; wait until it ends, or choose another --out.")
 
 
 def write_text(path: str | Path, text: str) -> None:

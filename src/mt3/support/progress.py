@@ -2,29 +2,22 @@
 
 import sys
 import time
+from multiprocessing import current_process, parent_process
 from typing import TextIO
 
 PLAIN_INTERVAL = 15.0  # seconds between lines when the output is not a terminal
 LIVE_INTERVAL = 0.1  # seconds between updates of the live line
 
 
-_process = ""  # the name of this process, if it is one of several that show their progress at the same place
-
-
-def name_process(name: str) -> None:
-    """Begin every line with this name; several processes cannot share a live line."""
-    global _process
-    _process = name
-
-
 class Progress:
     """Counts up to `total`; use as a context manager and call `advance`."""
 
     def __init__(self, label: str, total: int, unit: str, start: int = 0, stream: TextIO | None = None) -> None:
-        self.label, self.total, self.unit = f"[{_process}] {label}" if _process else label, total, unit
+        alone = parent_process() is None  # several processes cannot share a live line, and each says its name
+        self.label, self.total, self.unit = label if alone else f"[{current_process().name}] {label}", total, unit
         self.start = self.done = start
         self.stream = stream if stream is not None else sys.stderr
-        self.live = self.stream.isatty() and not _process
+        self.live = self.stream.isatty() and alone
         self.began = time.monotonic()
         self.shown = self.began if not self.live else 0.0
         self.width = 0
@@ -45,7 +38,8 @@ class Progress:
         self.shown = time.monotonic()
         elapsed = max(self.shown - self.began, 1e-9)
         rate = (self.done - self.start) / elapsed
-        line = f"{self.label}: {self.done}/{self.total} {self.unit}, {_rate(rate)} {self.unit}/s"
+        speed = f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+        line = f"{self.label}: {self.done}/{self.total} {self.unit}, {speed} {self.unit}/s"
         if final:
             line += f", took {duration(elapsed)}"
         elif rate > 0:
@@ -58,10 +52,6 @@ class Progress:
         else:
             self.stream.write(line + "\n")
         self.stream.flush()
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def duration(seconds: float) -> str:

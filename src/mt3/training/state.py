@@ -13,7 +13,7 @@ from mt3.data import Dataset
 from mt3.models.call import Params
 from mt3.models.classifier import MT3Model, refuse_batch_norm
 from mt3.models.store import load
-from mt3.networks.resnet import zero_last_convolutions
+from mt3.networks.init import INITS
 from mt3.objectives.augment import seeded_generator
 from mt3.support.errors import InputError
 
@@ -42,8 +42,7 @@ def build_model(config: Config, dataset: Dataset) -> MT3Model:
         precision=config.precision,
     )
     model.reset_parameters(seeded_generator("weights", config.seed))
-    if config.zero_init:
-        zero_last_convolutions(model)
+    INITS[config.first_weights](model)
     return model
 
 

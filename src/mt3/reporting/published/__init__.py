@@ -48,9 +48,9 @@ class Number(NamedTuple):
 PublishedTable = dict[str, dict[str, Number]]  # row -> corruption or "average" -> number
 
 
-def published_table(data: str) -> PublishedTable | None:
+def published_table(data: str | None) -> PublishedTable | None:
     """The paper's table for a data set, or None if it has none."""
-    if data not in TABLES:
+    if data is None or data not in TABLES:
         return None
     values: dict[str, dict[str, dict[str, Any]]] = json.loads(_read("tables.json"))[TABLES[data]]
     return {

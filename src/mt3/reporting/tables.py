@@ -2,23 +2,11 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 OVERLAP_MARK = "†"
-
-CSV_FIELDS = (
-    "table",
-    "line",
-    "column",
-    "value",
-    "std",
-    "low",
-    "high",
-    "best",
-    "published",
-    "published_std",
-)
+CSV_FIELDS = ("table", "line", "column", "value", "std", "low", "high", "best", "published", "published_std")
 
 
 @dataclass(frozen=True)
@@ -61,6 +49,13 @@ class Cell:
         return f"{value:{'+' if self.signed else ''}{'g' if self.digits is None else f'.{self.digits + more}f'}}"
 
 
+DASH = Cell(text="-")  # nothing is known
+
+
+def count(number: int) -> Cell:
+    return Cell(number, digits=0)
+
+
 @dataclass(frozen=True)
 class Line:
     label: str
@@ -81,6 +76,15 @@ class Table:
     note: str = ""  # what a reader must know, stands below
 
 
+Lines = Sequence[tuple[str, Mapping[str, Cell]]]  # label, and the cells by column
+
+
+def make_table(name: str, title: str, head: str, lines: Lines, note: str = "") -> list[Table]:
+    """The table of these lines, which have the same columns; none where there are none."""
+    made = tuple(Line(label, tuple(cells.values())) for label, cells in lines)
+    return [Table(name, title, head, tuple(lines[0][1]), made, note)] if lines else []
+
+
 def mark_best(cells: Sequence[Cell], lowest: bool = False) -> tuple[Cell, ...]:
     """Mark the highest (or lowest) value, and those printed alike; a value without a rival is not marked."""
     printed = [c.rounded() for c in cells]
@@ -97,14 +101,13 @@ def markdown(table: Table) -> str:
     for line in table.lines:
         label = f"{line.label} {OVERLAP_MARK}" if line.marked else line.label
         lines.append([label, *(_markdown_cell(cell) for cell in line.cells)])
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-
-    def draw(cells: Sequence[str]) -> str:
-        padded = [c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
-        return "| " + " | ".join(padded) + " |"
-
-    rule = "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
-    return "\n".join([draw(lines[0]), rule, *map(draw, lines[1:])])
+    first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
+    rule = "|".join(["-" * (first + 2), *("-" * (width + 1) + ":" for width in others)])
+    drawn = [
+        " | ".join([line[0].ljust(first), *(text.rjust(width) for text, width in zip(line[1:], others, strict=True))])
+        for line in lines
+    ]
+    return "\n".join([f"| {drawn[0]} |", f"|{rule}|", *(f"| {line} |" for line in drawn[1:])])
 
 
 def _markdown_cell(cell: Cell) -> str:
@@ -117,32 +120,25 @@ def _markdown_cell(cell: Cell) -> str:
 def latex(table: Table) -> str:
     """A `table*` environment in booktabs style; needs the packages booktabs and graphicx."""
     parts = [column.partition(" (") for column in table.columns]  # a second header line holds what is in brackets
-    header = [" & ".join([_escape(table.head), *(_escape(name) for name, _, _ in parts)]) + r" \\"]
+    lines = [[_escape(table.head), *(_escape(name) for name, _, _ in parts)]]
     if any(rest for _, _, rest in parts):
-        header.append(" & ".join(["", *(_escape(f"({rest}") if rest else "" for _, _, rest in parts)]).strip() + r" \\")
+        lines.append(["", *(_escape(f"({rest}") if rest else "" for _, _, rest in parts)])
+    header = [" & ".join(line).strip() + r" \\" for line in lines]
     body = []
     for line in table.lines:
-        if line.rule:
-            body.append(r"\midrule")
         label = _escape(line.label.replace("_", " ")) + (r"$^\dagger$" if line.marked else "")
-        body.append(" & ".join([label, *(_latex_cell(cell) for cell in line.cells)]) + r" \\")
-    return "\n".join(
-        [
-            r"\begin{table*}[t]",
-            r"\centering",
-            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",  # narrow tables keep their size
-            rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
-            r"\toprule",
-            *header,
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}}",
-            rf"\caption{{{_escape(' '.join(f'{table.title}. {table.note}'.split()))}}}",
-            rf"\label{{tab:{table.name}}}",
-            r"\end{table*}",
-        ]
-    )
+        rule = "\\midrule\n" if line.rule else ""
+        body.append(rule + " & ".join([label, *(_latex_cell(cell) for cell in line.cells)]) + r" \\")
+    rows = "\n".join([r"\toprule", *header, r"\midrule", *body, r"\bottomrule"])
+    return rf"""\begin{{table*}}[t]
+\centering
+\resizebox{{\ifdim\width>\linewidth\linewidth\else\width\fi}}{{!}}{{%
+\begin{{tabular}}{{l{"r" * len(table.columns)}}}
+{rows}
+\end{{tabular}}}}
+\caption{{{_escape(" ".join(f"{table.title}. {table.note}".split()))}}}
+\label{{tab:{table.name}}}
+\end{{table*}}"""
 
 
 def _latex_cell(cell: Cell) -> str:
@@ -154,17 +150,8 @@ def _latex_cell(cell: Cell) -> str:
     return rf"{text} {{\scriptsize({_latex_cell(cell.published)})}}" if cell.published is not None else text
 
 
-_ESCAPES = {
-    "\\": r"\textbackslash{}",
-    **{c: f"\\{c}" for c in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    OVERLAP_MARK: r"$^\dagger$",
-    "<": "$<$",
-    ">": "$>$",
-    "`": "",
-}
+_ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
+_ESCAPES |= {c: f"\\{c}" for c in "&%$#_{}"} | {"`": "", "±": r"$\pm$", OVERLAP_MARK: r"$^\dagger$"}
 
 
 def _escape(text: str) -> str:
