@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import mt3
 import reference
 from mt3.adaptation.adapter import Adapter, image_generator, machine_memory, stack_size
+from mt3.evaluation.predict import predict
 from mt3.models.call import call
 from mt3.objectives.augment import apply_views, draw_views
 from mt3.objectives.byol import byol_loss
@@ -340,6 +341,8 @@ def everything(model: mt3.MT3Model, images: Tensor) -> list[Tensor]:
     """What every way of asking answers."""
     adapter = Adapter(model, gate=0.9)
     phi = next(adapter.adapt(images)).params
+    pixels = list(images.permute(0, 2, 3, 1).numpy())
+    told = [answer[when]["probability"] for answer in predict(model, pixels) for when in ("before", "after")]
     return [
         adapter(images),
         *adapter.answer(images, images[:, None]),
@@ -347,6 +350,7 @@ def everything(model: mt3.MT3Model, images: Tensor) -> list[Tensor]:
         *phi.values(),
         adapter.logits(phi, images),
         adapter.unadapted(images),
+        torch.tensor(told, dtype=torch.float64),
     ]
 
 
