@@ -34,6 +34,9 @@ def test_damaged_config_is_refused(tmp_path, change):
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(mt3.InputError, match=r"config\.json"):
         mt3.load(tmp_path)
+    if "adaptation" in change or "backbone" in change:
+        with pytest.raises(mt3.InputError):
+            mt3.MT3Model.from_pretrained(tmp_path)
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):

@@ -68,16 +68,35 @@ class Toy:
         return (outputs.heads["colour"] - views.labels).square().mean((-2, -1))
 
 
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.colour = nn.Linear(8, 3)  # of the small network's trunk; PyTorch's layer, which knows no stacks
+
+    def forward(self, trunk: Tensor, shared: Tensor) -> dict[str, Tensor]:
+        return {"colour": self.colour(trunk.mean((2, 3)))}
+
+
+class Branching(Toy):
+    """The same from the trunk, so that no later layer adapts."""
+
+    feeds = ("early", "heads")
+
+    def heads(self, backbone: Backbone, hidden: int, projection: int) -> nn.Module:
+        return Branch()
+
+
 @pytest.fixture(autouse=True)
-def _toy(monkeypatch):
+def _toys(monkeypatch):
     monkeypatch.setitem(OBJECTIVES, "toy", Toy)
+    monkeypatch.setitem(OBJECTIVES, "branching", Branching)
 
 
-@pytest.mark.parametrize("hidden", [8, 0])
+@pytest.mark.parametrize(("objective", "hidden"), [("toy", 8), ("toy", 0), ("branching", 8)])
 @pytest.mark.parametrize("method", ["jt", "mt3"])
-def test_a_new_objective_is_trained_and_adapted_with(tmp_path, method, hidden):
+def test_a_new_objective_is_trained_and_adapted_with(tmp_path, method, objective, hidden):
     """Jointly and meta, in a few steps; what comes back from the disk adapts, too."""
-    config = make_config(method, "digits", "paper", overrides=SMALL | {"objective": "toy", "hidden": hidden})
+    config = make_config(method, "digits", "paper", overrides=SMALL | {"objective": objective, "hidden": hidden})
     digits = load_digits()
     train(config, digits, tmp_path, RunOptions(max_steps=3, log_every=1))
     metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -86,7 +105,7 @@ def test_a_new_objective_is_trained_and_adapted_with(tmp_path, method, hidden):
         assert torch.tensor([line[name] for name in ("loss", "ce", "selfsup", "grad_norm")]).isfinite().all()
         assert line["loss"] == pytest.approx(line["ce"] + config.gamma * line["selfsup"], rel=1e-5)
     model, fresh = mt3.load(tmp_path), build_model(config, digits).state_dict()
-    assert model.adaptation == mt3.Adaptation("toy", lr=0.02, views=6)
+    assert model.adaptation == mt3.Adaptation(objective, lr=0.02, views=6)
     changed = {name for name, p in model.state_dict().items() if not torch.equal(p, fresh[name])}
     assert changed == fresh.keys()
 
@@ -100,18 +119,24 @@ def test_a_new_objective_is_trained_and_adapted_with(tmp_path, method, hidden):
 
 
 @pytest.mark.parametrize("clip", [None, 0.01])
-def test_its_inner_step_is_a_gradient_step_by_hand(clip):
-    model = mt3.MT3Model("resnet8x4g2", 10, "toy", hidden=8).double()
+@pytest.mark.parametrize("objective", ["toy", "branching"])
+def test_its_inner_step_is_a_gradient_step_by_hand(objective, clip):
+    model = mt3.MT3Model("resnet8x4g2", 10, objective, hidden=8).double()
+    assert model.stacks == (objective == "toy")
     images = torch.from_numpy(load_digits().test_images[:3]).permute(0, 3, 1, 2)
     for adapted in mt3.Adapter(model, lr=0.3, clip=clip, views=5).adapt(images):
         by_hand, views = copy.deepcopy(model), adapted.views.images
         assert views.shape == (5, 3, 32, 32)
-        told = by_hand.heads.colour(torch.relu(by_hand.hidden(by_hand.backbone(views))))
+        if objective == "toy":
+            told = by_hand.heads.colour(torch.relu(by_hand.hidden(by_hand.backbone(views))))
+        else:
+            told = by_hand.heads.colour(by_hand.backbone.early(views).mean((2, 3)))
         loss = ((told - views.mean((2, 3))) ** 2).sum() / 15
         loss.backward()
         assert adapted.inner.loss.item() == pytest.approx(loss.item(), rel=1e-10)
         gradients = {n: p.grad for n, p in by_hand.named_parameters() if p.grad is not None}
-        assert gradients.keys() == {n for n, _ in model.named_parameters() if not n.startswith("classify")}
+        still = "classify" if objective == "toy" else ("classify", "hidden", "backbone.late")
+        assert gradients.keys() == {n for n, _ in model.named_parameters() if not n.startswith(still)}
         norm = torch.cat([g.flatten() for g in gradients.values()]).norm()
         assert adapted.inner.grad_norm.item() == pytest.approx(norm.item(), rel=1e-10)
         assert norm > 0.01
@@ -122,7 +147,9 @@ def test_its_inner_step_is_a_gradient_step_by_hand(clip):
 
 
 def test_an_unknown_objective_is_refused_with_all_that_there_are():
-    with pytest.raises(mt3.InputError, match="Unknown objective 'colour': expected one of byol, rotation, toy, none"):
+    with pytest.raises(
+        mt3.InputError, match="Unknown objective 'colour': expected one of byol, rotation, toy, branching, none"
+    ):
         get_objective("colour")
     assert isinstance(get_objective("toy", "official"), Toy)
 
