@@ -5,7 +5,6 @@ import torch
 
 from mt3.models.call import bind
 from mt3.networks.backbone import make_backbone
-from mt3.networks.resnet import Block, zero_last_convolutions
 
 
 @pytest.mark.parametrize("size", [16, 31, 32, 33, 34, 48])
@@ -42,15 +41,6 @@ def test_a_branch_is_a_last_stage_with_weights_of_its_own():
     assert {name: p.shape for name, p in own.items()} == {name: p.shape for name, p in others.items()}
     assert not any(p is others[name] for name, p in own.items())
     assert branch.norm.num_groups == 2
-
-
-def test_blocks_that_start_at_zero_are_the_identity():
-    block = Block(4, 4, 1, 2, activated_shortcut=False)
-    zero_last_convolutions(block)
-    x = torch.rand(2, 4, 8, 8)
-    with torch.no_grad():
-        block.conv2.bias.zero_()
-        assert torch.equal(block(x), x)
 
 
 @pytest.mark.parametrize("size", [16, 33])
