@@ -238,6 +238,9 @@ def test_unknown_names_are_refused():
         make_config("mt3", "cifar10", "quick")
     with pytest.raises(InputError, match="tasks=1 for joint training"):
         make_config("jt", "cifar10", "paper", overrides={"tasks": "2"})
+    for value in (None, 5, ["mt3"]):
+        with pytest.raises(InputError, match="Expected text for method, got"):
+            config_from_dict({"method": value})
     with pytest.raises(InputError, match="Unknown field 'colour'"):
         config_from_dict({"colour": 1})
 

@@ -232,7 +232,9 @@ def test_foreign_directories_are_not_overwritten(tmp_path, digits):
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"config": []}', '{"config": {}, "init": 5}', "no json"])
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"config": []}', '{"config": {}, "init": 5}', '{"config": {}, "about": 5}', "no json"]
+)
 def test_damaged_run_file_is_refused(tmp_path, digits, text):
     train_small(small_config(), digits, tmp_path, max_steps=1)
     (tmp_path / "run.json").write_text(text)

@@ -237,6 +237,8 @@ def parse(name: str, value: Any) -> Any:
             return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
         if kind is int and (isinstance(value, bool) or (isinstance(value, float) and not value.is_integer())):
             raise ValueError
+        if kind is str and not isinstance(value, str):
+            raise ValueError
         result = kind(value)
         if kind is float and not -1e30 < result < 1e30:
             raise ValueError
