@@ -111,8 +111,8 @@ def _require_same_classes(model: "MT3Model", dataset: "Dataset") -> None:
     known = tuple(model.classes or map(str, range(model.num_classes)))
     if len(known) != dataset.num_classes or (model.classes and known != dataset.classes):
         raise InputError(
-            f"The model knows {name_list(known[:3])} and so on, {dataset.name} has {name_list(dataset.classes[:3])} and "
-            f"so on, {len(known)} and {dataset.num_classes} classes; give the data that it was trained for."
+            f"The model knows {name_list(known[:3])} and so on, {dataset.name} has {name_list(dataset.classes[:3])} "
+            f"and so on, {len(known)} and {dataset.num_classes} classes; give the data that it was trained for."
         )
 
 
