@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from mt3.adaptation.averages import image_generator
-from mt3.objectives.selfsup import draw_test_views
 from torch import Tensor
 
 from benchmarks import peers
@@ -14,16 +12,10 @@ from benchmarks.floor import MATRIX, adapt_flops, alternate_with_floor, layer_fl
 from benchmarks.growth import measure_growth
 from benchmarks.timing import OURS, compared, spread
 from benchmarks.words import comparison_words
-<<<<<<< HEAD
 from mt3.adaptation.adapter import Adapter, image_generator
 from mt3.config.adaptation import Adaptation
 from mt3.models.classifier import MT3Model
 from mt3.objectives.augment import as_float, seeded_generator
-=======
-from mt3.adaptation.adapter import Adapter
-from mt3.models.classifier import MT3Model, as_float
-from mt3.objectives.augment import seeded_generator
->>>>>>> dc4fbb90a87a2669e8d0ea94bb0e43a3b97939e0
 from mt3.support.errors import InputError
 
 CLASSES = 10

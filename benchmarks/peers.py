@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
-from mt3.objectives.selfsup import Outputs, Views, byol_loss
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -22,14 +21,10 @@ from mt3.config.config import Config
 from mt3.models.call import Params
 from mt3.models.classifier import MT3Model
 from mt3.networks.layers import Conv2d, GroupNorm, Linear
-<<<<<<< HEAD
 from mt3.objectives.augment import as_float
 from mt3.objectives.byol import byol_loss
 from mt3.objectives.objective import Outputs, Views
 from mt3.training.losses import meta_loss
-=======
-from mt3.training.losses import Task, meta_loss
->>>>>>> dc4fbb90a87a2669e8d0ea94bb0e43a3b97939e0
 from mt3.training.state import State
 from mt3.training.tasks import Task
 
