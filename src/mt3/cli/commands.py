@@ -86,8 +86,7 @@ def evaluate_command(args: argparse.Namespace) -> None:
         raise InputError(f"{args.model} comes with the package, where no results go; give --out.")
     out = args.out or args.model / "evaluation.json"
     about, adaptation = about_run(run, args.model), _adaptation(args, model)
-    asked = (tuple(names), tuple(severities), args.limit, args.controls, adaptation, args.seed, args.label)
-    protocol = Protocol(*asked, run=about)
+    protocol = Protocol(names, severities, args.limit, args.controls, adaptation, args.seed, args.label, run=about)
     found = evaluate(model, TestImages(dataset, corrupted, first=args.first), protocol, out)
     print(evaluation_summary(found))
     if protocol.run is not None and found.run.unfinished:
@@ -118,15 +117,15 @@ def _require_same_classes(model: "MT3Model", dataset: "Dataset") -> None:
 
 def _corrupted_images(
     args: argparse.Namespace, dataset: "Dataset | None"
-) -> "tuple[CorruptedSet | None, list[str], list[int]]":
+) -> "tuple[CorruptedSet | None, tuple[str, ...], tuple[int, ...]]":
     """The -C directory if one is given, and which corruptions and severities are asked for."""
     from mt3.corruptions import HELD_OUT, PAPER, resolve
     from mt3.corruptions.write import check_severities
     from mt3.data import open_corrupted
 
-    severities, asked = check_severities(args.severity or [5]), args.corruptions or ["all"]
+    severities, asked = tuple(check_severities(args.severity or [5])), args.corruptions or ["all"]
     if args.corrupted is None:
-        return None, [] if asked == ["none"] else list(resolve(asked)), severities
+        return None, () if asked == ["none"] else resolve(asked), severities
     corrupted = open_corrupted(args.corrupted, dataset.num_classes if dataset else None)
     present = corrupted.names()
     groups = {"all": PAPER, "held-out": HELD_OUT, "every": tuple(present)}  # as far as they are there
@@ -135,7 +134,7 @@ def _corrupted_images(
         raise InputError(f"{corrupted.directory} holds none of {name_list(asked)}, but {name_list(present)}.")
     for name, severity in product(names, severities):
         corrupted.images_of(name, severity)  # refuses what is not there
-    return corrupted, list(names), severities
+    return corrupted, tuple(names), severities
 
 
 def predict_command(args: argparse.Namespace) -> None:
