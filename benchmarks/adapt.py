@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from mt3.adaptation.averages import image_generator
-from mt3.objectives.selfsup import draw_test_views
 from torch import Tensor
 
 from benchmarks import peers
@@ -15,8 +13,10 @@ from benchmarks.growth import measure_growth
 from benchmarks.timing import OURS, compared, spread
 from benchmarks.words import comparison_words
 from mt3.adaptation.adapter import Adapter
+from mt3.adaptation.averages import image_generator
 from mt3.models.classifier import MT3Model, as_float
 from mt3.objectives.augment import seeded_generator
+from mt3.objectives.selfsup import draw_test_views
 from mt3.support.errors import InputError
 
 CLASSES = 10

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
-from mt3.objectives.selfsup import Outputs, Views, byol_loss
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -21,6 +20,7 @@ from mt3.adaptation.adapter import Params, inner_loop, inner_step
 from mt3.config.config import Config
 from mt3.models.classifier import MT3Model, as_float
 from mt3.networks.layers import Conv2d, GroupNorm, Linear
+from mt3.objectives.selfsup import Outputs, Views, byol_loss
 from mt3.training.losses import Task, meta_loss
 from mt3.training.state import State
 
