@@ -16,6 +16,11 @@ Sizes = dict[str, tuple[int, str]]  # field -> default, what it is
 NETWORK: Sizes = {"width": (32, "filters of the first stage"), "depth": (26, "layers, 6n+2")}
 SIZES: dict[str, Sizes] = {
     "meta-step": {"tasks": (4, "T"), "task_size": (8, "K"), "inner_steps": (1, "M"), **NETWORK},
+    "batch-step": {
+        "images": (64, "of a batch"),
+        "width": (16, "filters of the first stage"),
+        "depth": (26, "layers, 6n+2"),
+    },
     "adapt": {"views": (32, "K_T"), "images": (4, "in a call"), **NETWORK},
     "augment": {"images": (32, "in a call, two views of each")},
     "corruptions": {"images": (128, "test images in a call"), "severity": (5, "1 to 5")},
@@ -34,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
         for field, (default, what) in sizes.items():
             option = f"--{field.replace('_', '-')}"
             parser.add_argument(option, type=count, default=default, help=f"{what} (default: {default})")
-        if "width" in sizes:
+        if name in ("meta-step", "adapt"):
             parser.add_argument("--scaling", action="store_true", help="also how time and memory grow")
         if name == "corruptions":
             parser.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
@@ -68,6 +73,14 @@ def _meta_step(args: argparse.Namespace) -> None:
     set_up(args)
     setting = Setting(**{field: getattr(args, field) for field in SIZES["meta-step"]})
     _show(args, meta_step_summary, bench_meta_step(setting, args.rounds, args.scaling))
+
+
+def _batch_step(args: argparse.Namespace) -> None:
+    from benchmarks.batch_step import Setting, batch_step_summary, bench_batch_step
+
+    set_up(args)
+    setting = Setting(**{field: getattr(args, field) for field in SIZES["batch-step"]})
+    _show(args, batch_step_summary, bench_batch_step(setting, args.rounds))
 
 
 def _adapt(args: argparse.Namespace) -> None:
@@ -116,6 +129,7 @@ def _show(args: argparse.Namespace, summary: Callable[[dict[str, Any]], str], re
 
 RUN: dict[str, Run] = {
     "meta-step": _meta_step,
+    "batch-step": _batch_step,
     "adapt": _adapt,
     "augment": _augment,
     "corruptions": _corruptions,

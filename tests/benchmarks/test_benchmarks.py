@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import adapt, augment, corruptions, everything, floor, growth, meta_step, peers
+from benchmarks import adapt, augment, batch_step, corruptions, everything, floor, growth, meta_step, peers
 from benchmarks.commands import make_parser
 from benchmarks.corruptions import bench_corruptions, corruptions_summary
 from benchmarks.timing import alternate, compared
@@ -25,6 +25,7 @@ from mt3.support.errors import InputError
 ROOT = Path(__file__).parents[2]
 STEP = meta_step.Setting(width=4, depth=8, tasks=2, task_size=2)
 ADAPT = adapt.Setting(width=4, depth=8, views=2, images=2)
+BATCH = batch_step.Setting(width=4, depth=8, images=8)
 
 
 def bench(words: list[str]) -> int:
@@ -97,6 +98,13 @@ def test_operations_of_a_meta_step_are_those_pytorch_counts(monkeypatch, inner_s
     assert needed == pytest.approx((9 + 18 * inner_steps) * 4 * sum(floor.layer_flops(model).values()), rel=0.04)
 
 
+@pytest.mark.parametrize("method", batch_step.METHODS)
+def test_operations_of_a_batch_are_those_pytorch_counts(method):
+    call, model = batch_step.batch_step(replace(BATCH, width=16), method, "float32")
+    needed = BATCH.images * batch_step.batch_flops(model, joint=method == "jt")
+    assert needed <= counted(call) <= 1.01 * needed
+
+
 def test_operations_of_adapting_are_those_pytorch_counts(monkeypatch):
     monkeypatch.setattr("mt3.adaptation.adapter.stack_size", lambda *_: 1)
     model, _ = adapt.prepare(replace(ADAPT, width=16))
@@ -156,6 +164,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(augment, "PEERS", {"missing": load_missing})
     monkeypatch.setattr(everything, "META_STEPS", (STEP,))
     monkeypatch.setattr(everything, "ADAPTATIONS", (ADAPT,))
+    monkeypatch.setattr(everything, "BATCHES", (BATCH,))
 
 
 def test_everything_goes_into_one_file(quick, tmp_path, capsys):
@@ -163,11 +172,17 @@ def test_everything_goes_into_one_file(quick, tmp_path, capsys):
     out = capsys.readouterr().out
     written = json.loads((tmp_path / "all.json").read_text())
     assert written["benchmark"] == "all"
-    assert [r["benchmark"] for r in written["results"]] == ["meta-step", "adapt", "augment", "corruptions"]
+    assert [r["benchmark"] for r in written["results"]] == [
+        "meta-step",
+        "batch-step",
+        "adapt",
+        "augment",
+        "corruptions",
+    ]
     assert (
         out == "".join(f"{everything.summary(r)}\n\n" for r in written["results"]) + f"wrote {tmp_path / 'all.json'}\n"
     )
-    for result in written["results"][:2]:
+    for result in (written["results"][0], written["results"][2]):
         assert result["candidates"][0]["name"] == "mt3"
         assert {"plain", "mt3 bfloat16"} <= {c["name"] for c in result["candidates"]}
         for candidate in result["candidates"]:
@@ -253,7 +268,7 @@ def test_real_times_are_positive_and_ordered(capsys, tmp_path):
         ("meta-step --depth 9", "Expected a depth of 6n+2 layers"),
         ("adapt --images 0", "Expected at least one image to measure on, got 0"),
         ("augment --images 0", "Expected at least one image and one repeat, got 0"),
-        ("speed", "Unknown benchmark 'speed': expected one of meta-step, adapt"),
+        ("speed", "Unknown benchmark 'speed': expected one of meta-step, batch-step"),
         ("adpat", "Unknown benchmark 'adpat' (did you mean 'adapt'?)"),
         ("adapt --veiws 3", "(did you mean '--views'?); see `python -m benchmarks adapt --help`."),
         ("corruptions --severity 6", "Expected severities from 1 to 5, got 6"),
