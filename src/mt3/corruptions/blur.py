@@ -128,7 +128,7 @@ def smear(images: Bytes, radius: float, std: float, degrees: Floats) -> Bytes:
 
 
 def zoom_blur(images: Bytes, zoom_parameters: tuple[float, float]) -> Bytes:
-    """Average the image with its centre zooms by 1 up to `largest` in steps of `step`; the one by 1 is a second copy."""
+    """Average the image with its centre zooms from 1 to `largest` in steps of `step`; that by 1 is a second copy."""
     largest, step = zoom_parameters
     side = images.shape[1]
     factors = np.arange(1, largest + step / 2, step)  # half a step more keeps `largest` in, whatever the rounding

@@ -51,12 +51,13 @@ def elastic_transform(images: Bytes, elastic_parameters: tuple[float, float, flo
 def _smooth(noise: Floats, std: float) -> Floats:
     """Filter the last two axes with a Gaussian cut at 3 std; the border mirrors and repeats its pixel."""
     side = noise.shape[-1]
+    filtered: Floats
     if 3 * std < side:
-        filtered: Floats = ndimage.gaussian_filter(noise, std, mode="reflect", truncate=3.0, axes=(2, 3))
-        return filtered
-    # a longer kernel folds back on the line, so that a matrix takes less work
-    lines = ndimage.gaussian_filter1d(np.eye(side), std, axis=0, mode="reflect", truncate=3.0)
-    return lines @ noise @ lines.T
+        filtered = ndimage.gaussian_filter(noise, std, mode="reflect", truncate=3.0, axes=(2, 3))
+    else:  # a longer kernel folds back on the line, so that a matrix takes less work
+        lines = ndimage.gaussian_filter1d(np.eye(side), std, axis=0, mode="reflect", truncate=3.0)
+        filtered = lines @ noise @ lines.T
+    return filtered
 
 
 def _sample(images: Floats, y: Floats, x: Floats, border: Literal["reflect", "symmetric"]) -> Floats:
