@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -291,7 +292,18 @@ def find_imagemagick() -> str | None:
 
 @pytest.mark.parametrize(
     ("radius", "std", "degrees"),
-    [(6, 1, -45), (6, 1.5, 12.3), (6, 2, 0), (8, 2, 44), (9, 2.5, 30), (8, 3, -135), (12, 6, -90), (14, 12, -50)],
+    [
+        (6, 1, -45),
+        (6, 1.5, 12.3),
+        (6, 2, 0),
+        (8, 2, 44),
+        (9, 2.5, 30),
+        (8, 3, -135),
+        (12, 6, -90),
+        (14, 12, -50),
+        (15, 8, 17),
+        (20, 15, -31),
+    ],
 )
 def test_motion_blur_is_imagemagicks(radius: float, std: float, degrees: float) -> None:
     program = find_imagemagick()
@@ -844,6 +856,21 @@ def test_the_parameters_are_the_published_ones(side: int) -> None:
     assert set(PUBLISHED[side]) == set(CORRUPTIONS) - spelled_out
     for name, parameters in PUBLISHED[side].items():
         assert list(CORRUPTIONS[name].parameters[side]) == parameters
+
+
+def test_the_page_has_the_parameters() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "corruptions.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.count(" | ") == 4]
+    told = {name: dict(zip((32, 64, 224), columns, strict=True)) for name, _, *columns in rows[1:]}
+    assert list(told) == list(CORRUPTIONS)
+    for name, columns in told.items():
+        for side, words in columns.items():
+            values = re.findall(r"[\d.]+|water|mud", words)
+            unit = 244 / 224 if (name, side) == ("elastic_transform", 224) else 1
+            for value, wanted in zip(
+                values, np.ravel(np.array(CORRUPTIONS[name].parameters[side], dtype=object)), strict=True
+            ):
+                assert value == wanted or float(value) * unit == pytest.approx(wanted, rel=1e-12)
 
 
 def test_the_nearest_size_in_ratio_gives_the_parameters() -> None:

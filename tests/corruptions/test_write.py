@@ -97,7 +97,7 @@ def test_images_of_any_size_are_written(tmp_path, digits, monkeypatch, capsys):
     monkeypatch.setattr("mt3.data.load_dataset", lambda *of: dataset)
     words = ["corrupt", "--out", str(tmp_path), "--corruptions", "pixelate", "--severity", "2", "--workers", "1"]
     assert main(words) == 0
-    assert capsys.readouterr().out.endswith("images of 48 pixels have the parameters published for 64\n")
+    assert capsys.readouterr().out.endswith("; 1 of 1 were there; 48 pixels take the parameters for 64\n")
 
 
 def test_two_processes_write_the_same_bytes(tmp_path, whole, digits):

@@ -11,7 +11,6 @@ from scipy import fft, ndimage, sparse
 from mt3.corruptions.pixels import Bytes, Floats, Generators, to_bytes, to_unit
 
 FEW = 24  # weights of a kernel, up to which a sum over them is faster than Fourier's transform
-SMALL = 64  # pixels, up to which one matrix over all pixels is faster than zoom by zoom
 
 
 def defocus_blur(images: Bytes, disk_parameters: tuple[float, float]) -> Bytes:
@@ -133,23 +132,12 @@ def zoom_blur(images: Bytes, zoom_parameters: tuple[float, float]) -> Bytes:
     side = images.shape[1]
     factors = np.arange(1, largest + step / 2, step)  # half a step more keeps `largest` in, whatever the rounding
     x = to_unit(images)
-    if side > SMALL:
-        total = x + sum(_zoom(x, sparse.csr_array(zoom_lines(factor, side))) for factor in factors)
-        return to_bytes(total / (len(factors) + 1))
     columns = x.transpose(1, 2, 0, 3).reshape(side * side, -1)  # (pixels, N * channels)
     blurred = (_zoom_operator(tuple(factors), side) @ columns).reshape(side, side, len(images), 3)
     return to_bytes(blurred.transpose(2, 0, 1, 3))
 
 
-def _zoom(x: Floats, lines: sparse.csr_array) -> Floats:
-    """Zoom the rows and the columns of (N, side, side, channels)."""
-    for _ in range(2):
-        turned = x.transpose(2, 0, 1, 3)  # (columns, N, rows, channels)
-        x = (lines @ turned.reshape(len(turned), -1)).reshape(turned.shape).transpose(1, 0, 2, 3)
-    return x
-
-
-@lru_cache(maxsize=5)
+@lru_cache(maxsize=2)  # at 512 pixels a matrix takes up to 154 MB
 def _zoom_operator(factors: tuple[float, ...], side: int) -> sparse.csr_array:
     """Assemble `zoom_blur` as one sparse matrix over the pixels, (pixels, pixels)."""
     total = sparse.identity(side * side)

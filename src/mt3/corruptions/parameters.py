@@ -136,3 +136,9 @@ def parameter_set(size: int) -> int:
     """
     check_number("the side of the images", size, SMALLEST, LARGEST)
     return min(SETS, key=lambda side: abs(log(size / side)))
+
+
+def foreign_parameters(size: int) -> str:
+    """Words to end a sentence with: which parameters images of this side take, if they are those of another."""
+    published = parameter_set(size)
+    return "" if published == size else f"; {size} pixels take the parameters for {published}"
