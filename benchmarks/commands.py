@@ -23,7 +23,11 @@ SIZES: dict[str, Sizes] = {
     },
     "adapt": {"views": (32, "K_T"), "images": (4, "in a call"), **NETWORK},
     "augment": {"images": (32, "in a call, two views of each")},
-    "corruptions": {"images": (128, "test images in a call"), "severity": (5, "1 to 5")},
+    "corruptions": {
+        "images": (128, "test images in a call"),
+        "severity": (5, "1 to 5"),
+        "size": (32, "pixels, to which they are scaled"),
+    },
     "all": {},
 }
 ROUNDS = {"augment": 15}
@@ -103,7 +107,7 @@ def _corruptions(args: argparse.Namespace) -> None:
     from mt3.data import load_dataset
 
     dataset = load_dataset(args.data, args.data_dir, args.download)
-    _show(args, corruptions_summary, bench_corruptions(dataset, args.images, args.severity, args.rounds))
+    _show(args, corruptions_summary, bench_corruptions(dataset, args.images, args.severity, args.rounds, args.size))
 
 
 def _all(args: argparse.Namespace) -> None:

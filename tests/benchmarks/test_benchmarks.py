@@ -239,7 +239,7 @@ def test_times_become_medians_with_their_spread(result):
 def test_summary_shows_the_table_and_the_sum(result):
     result["paper"] = {"ms_per_image": {"median": 1.5, "min": 1.25, "max": 2.0}, "missing": ["snow", "frost"]}
     lines = corruptions_summary(result).splitlines()
-    assert lines[0] == "100 images of digits at severity 3, one core: median of 3 rounds, by processor time"
+    assert lines[0] == "100 images of digits, 32 pixels, at severity 3, one core: median of 3 rounds, by processor time"
     assert [cell.strip() for cell in lines[4].strip("|").split("|")] == [
         "gaussian_noise", "5", "200.000", "100.000..600.000",
     ]  # fmt: skip
@@ -249,9 +249,10 @@ def test_summary_shows_the_table_and_the_sum(result):
 
 
 def test_real_times_are_positive_and_ordered(capsys, tmp_path):
-    words = ["corruptions", "--images", "3", "--rounds", "2", "--json", str(tmp_path / "b.json")]
+    words = ["corruptions", "--images", "3", "--size", "48", "--rounds", "2", "--json", str(tmp_path / "b.json")]
     assert bench(words) == 0
     result = json.loads((tmp_path / "b.json").read_text())
+    assert (result["size"], result["parameter_set"]) == (48, 64)
     for entry in (*result["corruptions"], result["paper"]):
         times = entry["ms_per_image"]
         assert 0 < times["min"] <= times["median"] <= times["max"]
@@ -272,6 +273,7 @@ def test_real_times_are_positive_and_ordered(capsys, tmp_path):
         ("adpat", "Unknown benchmark 'adpat' (did you mean 'adapt'?)"),
         ("adapt --veiws 3", "(did you mean '--views'?); see `python -m benchmarks adapt --help`."),
         ("corruptions --severity 6", "Expected severities from 1 to 5, got 6"),
+        ("corruptions --size 8", "Expected the side of the images to be a whole number from 16 to 512, got 8"),
         ("corruptions --images 0", "Expected at least one image to measure on, got 0"),
         ("corruptions --rounds 0", "Expected at least one round, got 0; raise --rounds."),
         ("corruptions --data-dir photos", "The digits do not come from --data-dir photos"),

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from mt3.corruptions import (
     apply,
     available,
     blur,
+    parameter_set,
     registry,
     resolve,
     spatter,
@@ -34,6 +36,8 @@ from mt3.support.errors import InputError
 Array = npt.NDArray[Any]
 
 SEVERITIES = (1, 2, 3, 4, 5)
+# the side of the images and the severity; 121 has the parameters for 224, and slow definitions are faster there
+CASES = [*((side, severity) for side in (32, 64, 121) for severity in SEVERITIES), (224, 4)]
 RANDOM = tuple(name for name in CORRUPTIONS if CORRUPTIONS[name].random)
 PHOTOS = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
 
@@ -47,7 +51,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Array]]:
     rng = np.random.default_rng(0)
     saved = []
     for i, name in enumerate(PHOTOS):
-        sides = (200 + i, 233 - i, 3)  # not only multiples of 5
+        sides = (230 + i, 233 - i, 3)  # not only multiples of 5
         Image.fromarray(rng.integers(100, 256, sides, dtype=np.uint8)).save(package / "frost" / name)
         saved.append(np.asarray(Image.open(package / "frost" / name)))
     sys.path.insert(0, str(package.parent))
@@ -59,10 +63,10 @@ def by_severity(*values: float) -> list[tuple[int, float]]:
     return list(zip(SEVERITIES, values, strict=True))
 
 
-def natural(n: int, seed: int = 1) -> Array:
-    """Smooth coloured blobs with some grain, black and white included: bytes (n, 32, 32, 3)."""
-    rng = np.random.default_rng(seed)
-    blobs = ndimage.gaussian_filter(rng.normal(size=(n, 32, 32, 3)), (0, 3, 3, 0), mode="wrap")
+def natural(n: int, side: int = 32) -> Array:
+    """Smooth coloured blobs with some grain, black and white included: bytes (n, side, side, 3)."""
+    rng = np.random.default_rng(1)
+    blobs = ndimage.gaussian_filter(rng.normal(size=(n, side, side, 3)), (0, 3, 3, 0), mode="wrap")
     values = 128 + 500 * blobs + rng.normal(0, 6, blobs.shape)
     values[:, :2, :8] = 0
     values[:, 2:4, :8] = 255
@@ -75,8 +79,8 @@ def grey(level: int, n: int = 64) -> Array:
     return np.full((n, 32, 32, 3), level, dtype=np.uint8)
 
 
-def parameter(name: str, severity: int) -> Any:
-    return CORRUPTIONS[name].parameters[severity - 1]
+def parameter(name: str, severity: int, side: int = 32) -> Any:
+    return CORRUPTIONS[name].parameters[parameter_set(side)][severity - 1]
 
 
 def generator(name: str, severity: int, index: int, seed: int = 0) -> np.random.Generator:
@@ -85,38 +89,35 @@ def generator(name: str, severity: int, index: int, seed: int = 0) -> np.random.
 
 
 def explicit_gaussian(x: Array, std: float, truncate: float = 4, border: Any = "edge") -> Array:
-    """Filter (n, 32, 32, channels) by the sum over a square of taps."""
+    """Filter (n, side, side, channels) by the sum over the taps along columns, then along rows."""
     reach = int(truncate * std + 0.5)
     taps = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * std**2))
     taps /= taps.sum()
-    padded = np.pad(x, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode=border)
-    total = np.zeros(x.shape)
-    for i in range(len(taps)):
-        for j in range(len(taps)):
-            total += taps[i] * taps[j] * padded[:, i : i + 32, j : j + 32]
-    return total
+    for _ in range(2):
+        padded = np.pad(x, ((0, 0), (reach, reach), (0, 0), (0, 0)), mode=border)
+        x = sum(tap * padded[:, i : i + x.shape[1]] for i, tap in enumerate(taps)).transpose(0, 2, 1, 3)
+    return x
 
 
 def explicit_zoom(x: Array, factor: float) -> Array:
-    """Zoom the centre of (32, 32, channels)."""
-    crop = math.ceil(32 / factor)
-    top = (32 - crop) // 2
+    """Zoom the centre of (side, side, channels)."""
+    side = len(x)
+    crop = math.ceil(side / factor)
+    top = (side - crop) // 2
     zoomed = ndimage.zoom(x[top : top + crop, top : top + crop], (factor, factor, 1), order=1)
-    trim = (len(zoomed) - 32) // 2
-    return np.asarray(zoomed[trim : trim + 32, trim : trim + 32])
+    trim = (len(zoomed) - side) // 2
+    return np.asarray(zoomed[trim : trim + side, trim : trim + side])
 
 
 def explicit_motion(x: Array, radius: float, std: float, degrees: float) -> Array:
-    """Blur (32, 32, channels) of bytes pixel by pixel along the ray of ImageMagick; not rounded yet."""
+    """Blur (side, side, channels) of bytes tap by tap along the ray of ImageMagick; not rounded yet."""
     weights = [math.exp(-i * i / (2 * std * std)) for i in range(2 * math.ceil(radius) + 1)]
-    angle = math.radians(degrees)
+    angle, every = math.radians(degrees), np.arange(len(x))
     result = np.zeros(x.shape)
     for i, weight in enumerate(weights):
         right, down = math.ceil(i * math.cos(angle) - 0.5), math.ceil(i * math.sin(angle) - 0.5)
-        for row in range(32):
-            for column in range(32):
-                source = min(max(row + down, 0), 31), min(max(column + right, 0), 31)
-                result[row, column] += weight / sum(weights) * x[source]
+        rows, columns = (np.clip(every + shift, 0, len(x) - 1) for shift in (down, right))
+        result += weight / sum(weights) * x[np.ix_(rows, columns)]
     return result
 
 
@@ -179,61 +180,72 @@ def test_impulse_noise_replaces_its_share_half_by_black_and_half_by_white(severi
 # blur
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_defocus_blur_is_a_double_loop_over_the_disk(severity: int) -> None:
-    radius, softness = parameter("defocus_blur", severity)
-    kernel: dict[tuple[int, int], float] = {}  # offset to weight: every pixel of the disk spreads by the 3 x 3 Gaussian
-    inside = [(y, x) for y in range(-2, 3) for x in range(-2, 3) if y * y + x * x <= radius * radius]
-    line = [math.exp(-i * i / (2 * softness**2)) for i in (-1, 0, 1)]
-    for y, x in inside:
-        for i in (-1, 0, 1):
-            for j in (-1, 0, 1):
-                weight = line[i + 1] * line[j + 1] / sum(line) ** 2 / len(inside)
-                kernel[y + i, x + j] = kernel.get((y + i, x + j), 0) + weight
-    assert len(inside) == (1, 1, 1, 5, 9)[severity - 1]
+@pytest.mark.parametrize(("side", "severity"), CASES)
+def test_defocus_blur_is_a_double_loop_over_the_disk(side: int, severity: int) -> None:
+    radius, softness = parameter("defocus_blur", severity, side)
+    edge, reach = (8, 1) if radius <= 8 else (10, 2)
+    # offset to weight: every pixel of the disk spreads by the 3 x 3 or 5 x 5 Gaussian
+    kernel: dict[tuple[int, int], float] = {}
+    line = {i: math.exp(-i * i / (2 * softness**2)) for i in range(-reach, reach + 1)}
+    steps = [(i, j, line[i] * line[j] / sum(line.values()) ** 2) for i in line for j in line]
+    places = range(-edge, edge + 1)
+    inside = {(y, x) for y in places for x in places if y * y + x * x <= radius * radius}
+    for y in places:
+        for x in places:  # what lies beyond the kernel's edge mirrors what lies within
+            near = [(*(2 * edge - abs(v) if abs(v) > edge else abs(v) for v in (y + i, x + j)), w) for i, j, w in steps]
+            kernel[y, x] = sum(w for v, u, w in near if (v, u) in inside) / len(inside)
+    published = {32: (1, 1, 1, 5, 9), 64: (1, 5, 9, 21, 29)}.get(side, (29, 49, 113, 197, 317))
+    assert len(inside) == published[severity - 1]
 
-    def mirrored(i: int) -> int:
-        return -i if i < 0 else 62 - i if i > 31 else i  # the border pixel itself is not repeated
-
-    images = natural(2)
+    images = natural(2, side)
+    padded = np.pad(images / 255, ((0, 0), (edge, edge), (edge, edge), (0, 0)), mode="reflect")  # not the border pixel
     expected = np.zeros(images.shape)
-    for row in range(32):
-        for column in range(32):
-            for (y, x), weight in kernel.items():
-                expected[:, row, column] += weight * images[:, mirrored(row + y), mirrored(column + x)] / 255
+    for (y, x), weight in kernel.items():
+        if weight > 0:
+            expected += weight * padded[:, edge + y :, edge + x :][:, :side, :side]
     # the kernel is in single precision
     assert_truncated(apply(images, "defocus_blur", severity), expected, tolerance=1e-4)
-    assert blur.disk(radius, softness).shape == (17, 17)
-    assert blur.disk(radius, softness).sum() == pytest.approx(1, abs=1e-6)
+    mine = blur.disk(radius, softness)
+    assert mine.shape == (2 * edge + 1, 2 * edge + 1)
+    np.testing.assert_allclose(mine, np.reshape(list(kernel.values()), mine.shape), atol=1e-6)
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_gaussian_blur_is_an_explicit_kernel_with_repeated_border(severity: int) -> None:
-    images = natural(2)
-    expected = explicit_gaussian(images / 255, parameter("gaussian_blur", severity))
+@pytest.mark.parametrize(("side", "severity"), CASES)
+def test_gaussian_blur_is_an_explicit_kernel_with_repeated_border(side: int, severity: int) -> None:
+    images = natural(2, side)
+    expected = explicit_gaussian(images / 255, parameter("gaussian_blur", severity, side))
     assert_truncated(apply(images, "gaussian_blur", severity), expected)
 
 
-def explicit_glass(image: Array, std: float, passes: int, draws: Array) -> Array:
-    """Visit pixel after pixel from the last on, `draws` (passes, up or left, 30, 30) steps up and to the left."""
+def explicit_glass(image: Array, parameters: tuple[float, int, int], draws: Array) -> Array:
+    """Visit pixel after pixel from the last on; `draws` (passes, up or left, rows, columns) count from the far end."""
+    std, reach, passes = parameters
     blurred = explicit_gaussian(image[None] / 255, std)[0] * 255
     pixels = np.floor(blurred + 1e-9)
     for turn in range(passes):
-        for row in range(31, 1, -1):
-            for column in range(31, 1, -1):
-                up, left = draws[turn, :, row - 2, column - 2]
+        for row in range(len(image) - reach, reach, -1):
+            for column in range(len(image) - reach, reach, -1):
+                up, left = draws[turn, :, row - reach - 1, column - reach - 1] - (reach - 1)
                 pixels[row, column] = pixels[row - up, column - left]
     return explicit_gaussian(pixels[None] / 255, std)[0]
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_glass_blur_takes_pixels_one_after_the_other(severity: int) -> None:
-    std, passes = ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))[severity - 1]
-    images = natural(2)
+GLASS = {
+    32: ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
+    64: ((0.1, 1, 1), (0.5, 1, 1), (0.6, 1, 2), (0.7, 2, 1), (0.9, 2, 2)),
+    224: ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),
+}
+
+
+@pytest.mark.parametrize(("side", "severity"), CASES)
+def test_glass_blur_takes_pixels_one_after_the_other(side: int, severity: int) -> None:
+    std, reach, passes = GLASS[parameter_set(side)][severity - 1]
+    images = natural(2 if side < 100 else 1, side)
     result = apply(images, "glass_blur", severity, seed=3, first_index=5)
+    inner = side - 2 * reach
     for i, image in enumerate(images):
-        draws = generator("glass_blur", severity, 5 + i, seed=3).integers(0, 2, (passes, 2, 30, 30))
-        assert_truncated(result[i], explicit_glass(image, std, passes, draws))
+        draws = generator("glass_blur", severity, 5 + i, seed=3).integers(0, 2 * reach, (passes, 2, inner, inner))
+        assert_truncated(result[i], explicit_glass(image, (std, reach, passes), draws))
 
 
 def test_glass_blur_chooses_evenly_among_four_and_leaves_two_rows_and_columns() -> None:
@@ -248,10 +260,10 @@ def test_glass_blur_chooses_evenly_among_four_and_leaves_two_rows_and_columns() 
     assert counts / counts.sum() == pytest.approx([0.25] * 4, abs=0.01)
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_motion_blur_follows_a_ray(severity: int) -> None:
-    radius, std = ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))[severity - 1]
-    images = natural(2)
+@pytest.mark.parametrize(("side", "severity"), CASES)
+def test_motion_blur_follows_a_ray(side: int, severity: int) -> None:
+    radius, std = parameter("motion_blur", severity, side)
+    images = natural(2, side)
     result = apply(images, "motion_blur", severity, seed=1, first_index=2)
     for i, image in enumerate(images):
         degrees = generator("motion_blur", severity, 2 + i, seed=1).uniform(-45, 45)
@@ -280,7 +292,18 @@ def find_imagemagick() -> str | None:
 
 @pytest.mark.parametrize(
     ("radius", "std", "degrees"),
-    [(6, 1, -45), (6, 1.5, 12.3), (6, 2, 0), (8, 2, 44), (9, 2.5, 30), (8, 3, -135), (12, 6, -90), (14, 12, -50)],
+    [
+        (6, 1, -45),
+        (6, 1.5, 12.3),
+        (6, 2, 0),
+        (8, 2, 44),
+        (9, 2.5, 30),
+        (8, 3, -135),
+        (12, 6, -90),
+        (14, 12, -50),
+        (15, 8, 17),
+        (20, 15, -31),
+    ],
 )
 def test_motion_blur_is_imagemagicks(radius: float, std: float, degrees: float) -> None:
     program = find_imagemagick()
@@ -294,14 +317,20 @@ def test_motion_blur_is_imagemagicks(radius: float, std: float, degrees: float) 
     np.testing.assert_array_equal(blur.smear(image[None], radius, std, np.array([degrees]))[0], expected)
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_zoom_blur_averages_the_image_and_its_zooms(severity: int) -> None:
-    # the end is to be left out, but (1.06 - 1) / .01 is 6.000000000000005, and (1.11 - 1) / .01 is above 11
-    factors = np.arange(1, (1.06, 1.11, 1.16, 1.21, 1.26)[severity - 1], 0.01)
-    assert len(factors) == (7, 12, 16, 21, 26)[severity - 1]
-    x = natural(1)[0] / 255
+ZOOM = {  # the end is to be left out, but (1.06 - 1) / .01 is 6.000000000000005, and (1.11 - 1) / .01 is above 11
+    32: ((1.06, 0.01, 7), (1.11, 0.01, 12), (1.16, 0.01, 16), (1.21, 0.01, 21), (1.26, 0.01, 26)),
+    224: ((1.11, 0.01, 12), (1.16, 0.01, 16), (1.21, 0.02, 11), (1.26, 0.02, 13), (1.31, 0.03, 11)),
+}
+
+
+@pytest.mark.parametrize(("side", "severity"), CASES)
+def test_zoom_blur_averages_the_image_and_its_zooms(side: int, severity: int) -> None:
+    end, step, count = ZOOM[32 if side < 100 else 224][severity - 1]
+    factors = np.arange(1, end, step)
+    assert len(factors) == count
+    x = natural(1, side)[0] / 255
     total = x + sum(explicit_zoom(x, factor) for factor in factors)
-    assert_truncated(apply(natural(1), "zoom_blur", severity)[0], total / (len(factors) + 1))
+    assert_truncated(apply(natural(1, side), "zoom_blur", severity)[0], total / (len(factors) + 1))
 
 
 @pytest.mark.parametrize("name", ["defocus_blur", "gaussian_blur", "zoom_blur"])
@@ -347,86 +376,86 @@ def test_plasma_is_diamond_square_on_a_torus(size: int, decay: float) -> None:
 
 
 def test_plasma_has_no_seam() -> None:
-    maps = weather.plasma([np.random.default_rng(s) for s in range(200)], 2.0)
+    maps = weather.plasma([np.random.default_rng(s) for s in range(200)], 2.0, 32)
     steps = np.abs(maps - np.roll(maps, 1, axis=1)).mean(axis=(0, 2))
     assert steps[0] < 1.3 * steps.mean()  # from the last row to the first
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_fog_adds_plasma_and_keeps_the_maximum(severity: int) -> None:
-    images = natural(3) // 2
-    thickness, decay = parameter("fog", severity)
+@pytest.mark.parametrize(("side", "severity"), [*CASES, (48, 1)])
+def test_fog_adds_plasma_and_keeps_the_maximum(side: int, severity: int) -> None:
+    images = natural(3 if side < 100 else 1, side) // 2
+    thickness, decay = parameter("fog", severity, side)
+    whole = {48: 64, 121: 128, 224: 256}.get(side, side)
     foggy = apply(images, "fog", severity, seed=4, first_index=7)
     for i, image in enumerate(images):
-        plasma = diamond_square(generator("fog", severity, 7 + i, seed=4), decay, 32)
+        plasma = diamond_square(generator("fog", severity, 7 + i, seed=4), decay, whole)[:side, :side]
         top = image.max() / 255
         assert_truncated(foggy[i], (image / 255 + thickness * plasma[..., None]) * top / (top + thickness))
         assert foggy[i].max() <= image.max()
     assert not apply(grey(0, 1), "fog", severity).any()
 
 
-SNOW = (
-    (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
-    (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
-    (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
-    (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
-    (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
-)
-
-
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_snow_adds_smeared_flakes_and_their_half_turn(severity: int) -> None:
-    mean, std, zoom, threshold, radius, length, kept = SNOW[severity - 1]
-    images = natural(2)
+@pytest.mark.parametrize(("side", "severity"), CASES)
+def test_snow_adds_smeared_flakes_and_their_half_turn(side: int, severity: int) -> None:
+    mean, std, zoom, threshold, radius, length, kept = parameter("snow", severity, side)
+    images = natural(2, side)
     result = apply(images, "snow", severity, seed=6, first_index=1)
     for i, image in enumerate(images):
         rng = generator("snow", severity, 1 + i, seed=6)
-        flakes = explicit_zoom(rng.normal(mean, std, (32, 32))[..., None], zoom)
+        flakes = explicit_zoom(rng.normal(mean, std, (side, side))[..., None], zoom)
         flakes = np.floor(np.where(flakes < threshold, 0, np.clip(flakes, 0, 1)) * 255)
         layer = np.floor(explicit_motion(flakes, radius, length, rng.uniform(-135, -45)) + 0.5) / 255
-        expected = np.zeros((32, 32, 3))
-        for row in range(32):
-            for column in range(32):
-                r, g, b = image[row, column] / 255
-                light = (0.299 * r + 0.587 * g + 0.114 * b) * 1.5 + 0.5
-                fallen = layer[row, column, 0] + layer[31 - row, 31 - column, 0]
-                expected[row, column] = [kept * v + (1 - kept) * max(v, light) + fallen for v in (r, g, b)]
+        r, g, b = image.transpose(2, 0, 1) / 255
+        light = (0.299 * r + 0.587 * g + 0.114 * b) * 1.5 + 0.5
+        fallen = layer[..., 0] + np.rot90(layer[..., 0], 2)
+        expected = np.stack([kept * v + (1 - kept) * np.maximum(v, light) + fallen for v in (r, g, b)], axis=-1)
         assert_truncated(result[i], expected)
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_frost_adds_a_crop_of_a_shrunk_photo(severity: int, photos: list[Array]) -> None:
-    own, ice = ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))[severity - 1]
-    images = natural(12)
+@pytest.mark.parametrize(("side", "severity"), CASES)
+def test_frost_adds_a_crop_of_a_scaled_photo(side: int, severity: int, photos: list[Array]) -> None:
+    own, ice, scale = parameter("frost", severity, side)
+    images = natural(12 if side < 100 else 3, side)
     result = apply(images, "frost", severity, seed=2, first_index=8)
     for i, image in enumerate(images):
         rng = generator("frost", severity, 8 + i, seed=2)
         photo = photos[rng.integers(5)]
-        sides = [int(side / 5 + 0.5) for side in photo.shape[:2]]
-        top, left = rng.integers(sides[0] - 32), rng.integers(sides[1] - 32)
-        expected = np.zeros((32, 32, 3))
-        for row in range(32):
-            for column in range(32):
-                crystal = photo[5 * (top + row) + 2, 5 * (left + column) + 2]
-                expected[row, column] = (own * image[row, column].astype(float) + ice * crystal) / 255
-        assert_truncated(result[i], expected)
+        sides = [int(length * scale + 0.5) for length in photo.shape[:2]]
+        top, left = rng.integers(sides[0] - side), rng.integers(sides[1] - side)
+        y, x = ((start + np.arange(side) + 0.5) / scale - 0.5 for start in (top, left))
+        where = np.meshgrid(y, x, indexing="ij")
+        crystals = [ndimage.map_coordinates(photo[..., c].astype(float), where, order=1) for c in range(3)]
+        # the scales .2 and 1 take whole pixels; OpenCV rounds what lies between to bytes
+        rounding = ice if scale == 0.3 else 1e-9
+        expected = own * image.astype(float) + ice * np.moveaxis(crystals, 0, -1)
+        assert_truncated(result[i], expected / 255, rounding)
 
 
 def test_frost_draws_all_photos_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     levels = (40, 80, 120, 160, 200)
     flat = tuple(np.full((40, 50, 3), level, dtype=np.uint8) for level in levels)
-    monkeypatch.setattr(weather, "_shrunk_photos", lambda folder: flat)
+    monkeypatch.setattr(weather, "_scaled_photos", lambda folder, scale, side: flat)
     found, counts = np.unique(apply(grey(0, 1000), "frost", 5)[:, 0, 0, 0], return_counts=True)
     assert found.tolist() == [18, 36, 54, 72, 90]
     assert counts / 1000 == pytest.approx([0.2] * 5, abs=0.06)
 
 
-def test_shrinking_a_photo_is_opencvs_linear_resize(photos: list[Array]) -> None:
+@pytest.mark.parametrize("scale", [0.2, 0.3, 1])
+def test_scaling_a_photo_is_opencvs_linear_resize(scale: float, photos: list[Array]) -> None:
     cv2 = pytest.importorskip("cv2", reason="needs OpenCV, of the extra dev")
+    for photo in photos:
+        np.testing.assert_array_equal(weather.scale_linear(photo, scale), cv2.resize(photo, (0, 0), fx=scale, fy=scale))
+
+
+@pytest.mark.parametrize("side", [64, 72, 230, 512])
+def test_a_photo_too_small_for_a_crop_is_enlarged(side: int, photos: list[Array]) -> None:
     folder = weather.frost_photos()
     assert folder is not None
-    for photo, shrunk in zip(photos, weather._shrunk_photos(folder), strict=True):
-        np.testing.assert_array_equal(shrunk, cv2.resize(photo, (0, 0), fx=0.2, fy=0.2))
+    scale = parameter("frost", 1, side)[2]
+    for photo, scaled in zip(photos, weather._scaled_photos(folder, scale, side), strict=True):
+        fits = round(min(photo.shape[:2]) * scale) > side
+        assert min(scaled.shape[:2]) == (round(min(photo.shape[:2]) * scale) if fits else round(1.1 * side))
+    assert apply(natural(1, side), "frost", 1).shape == (1, side, side, 3)
 
 
 NO_PHOTOS = (
@@ -479,11 +508,11 @@ def to_rgb(h: float, s: float, v: float) -> tuple[float, float, float]:
     return ((v, t, p), (q, v, p), (p, v, t), (p, q, v), (t, p, v), (v, p, q))[sector % 6]
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
+@pytest.mark.parametrize(("side", "severity"), CASES[:-1])
 @pytest.mark.parametrize("name", ["brightness", "saturate"])
-def test_brightness_and_saturate_act_in_hsv(name: str, severity: int) -> None:
-    images = natural(2)
-    c = parameter(name, severity)
+def test_brightness_and_saturate_act_in_hsv(name: str, side: int, severity: int) -> None:
+    images = natural(2 if side == 32 else 1, side)
+    c = parameter(name, severity, side)
     expected = np.empty(images.shape)
     for where in np.ndindex(images.shape[:3]):
         h, s, v = to_hsv(*(float(level) / 255 for level in images[where]))
@@ -506,46 +535,60 @@ def test_hsv_at_its_edges() -> None:
 # digital
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_contrast_scales_around_the_channel_mean(severity: int) -> None:
-    images = natural(2)
-    factor = parameter("contrast", severity)
+@pytest.mark.parametrize(("side", "severity"), CASES)
+def test_contrast_scales_around_the_channel_mean(side: int, severity: int) -> None:
+    images = natural(2, side)
+    factor = parameter("contrast", severity, side)
     result = apply(images, "contrast", severity)
     for i in range(2):
         for channel in range(3):
             values = [int(value) / 255 for value in images[i, :, :, channel].ravel()]
-            mean = math.fsum(values) / 1024
-            expected = np.reshape([(value - mean) * factor + mean for value in values], (32, 32))
+            mean = math.fsum(values) / side**2
+            expected = np.reshape([(value - mean) * factor + mean for value in values], (side, side))
             assert_truncated(result[i, :, :, channel], expected)
 
 
-@pytest.mark.parametrize(("severity", "side"), by_severity(30, 28, 27, 24, 20))
-def test_pixelate_is_pillows_box_resize_there_and_back(severity: int, side: int) -> None:
-    images = natural(3)
-    for image, result in zip(images, apply(images, "pixelate", severity), strict=True):
-        small = Image.fromarray(image).resize((side, side), Image.Resampling.BOX)
-        np.testing.assert_array_equal(result, np.array(small.resize((32, 32), Image.Resampling.BOX)))
-
-
-@pytest.mark.parametrize(("severity", "quality"), by_severity(80, 65, 58, 50, 40))
-def test_jpeg_compression_is_pillows(severity: int, quality: int) -> None:
-    images = natural(3)
-    for image, result in zip(images, apply(images, "jpeg_compression", severity), strict=True):
-        buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, format="jpeg", quality=quality)
-        np.testing.assert_array_equal(result, np.array(Image.open(io.BytesIO(buffer.getvalue()))))
-
-
-ELASTIC = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
+PIXELATE = {32: (30, 28, 27, 24, 20), 64: (57, 51, 44, 38, 32), 121: (72, 60, 48, 36, 30), 224: (134, 112, 89, 67, 56)}
+QUALITY = {32: (80, 65, 58, 50, 40), 64: (65, 58, 50, 40, 25), 224: (25, 18, 15, 10, 7)}
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
-def test_elastic_transform_shears_and_then_displaces(severity: int) -> None:
-    strength, smoothness, shear = (32 * share for share in ELASTIC[severity - 1])
-    images = natural(3)
+@pytest.mark.parametrize("side", PIXELATE)
+def test_pixelate_is_pillows_box_resize_there_and_back(side: int, severity: int) -> None:
+    images = natural(2, side)
+    few = (PIXELATE[side][severity - 1],) * 2
+    for image, result in zip(images, apply(images, "pixelate", severity), strict=True):
+        small = Image.fromarray(image).resize(few, Image.Resampling.BOX)
+        np.testing.assert_array_equal(result, np.array(small.resize((side, side), Image.Resampling.BOX)))
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+@pytest.mark.parametrize("side", QUALITY)
+def test_jpeg_compression_is_pillows(side: int, severity: int) -> None:
+    images = natural(2, side)
+    for image, result in zip(images, apply(images, "jpeg_compression", severity), strict=True):
+        buffer = io.BytesIO()
+        Image.fromarray(image).save(buffer, format="jpeg", quality=QUALITY[side][severity - 1])
+        np.testing.assert_array_equal(result, np.array(Image.open(io.BytesIO(buffer.getvalue()))))
+
+
+# in units of the side; the generator for 224 pixels says 244 for it
+ELASTIC = {
+    32: ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
+    64: ((0, 0, 0.08), (0.05, 0.3, 0.06), (0.1, 0.08, 0.06), (0.1, 0.03, 0.03), (0.16, 0.03, 0.02)),
+    224: ((2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02)),
+}
+
+
+@pytest.mark.parametrize(("side", "severity"), [*CASES, (224, 1)])
+def test_elastic_transform_shears_and_then_displaces(side: int, severity: int) -> None:
+    unit = side * 244 / 224 if side > 100 else side
+    strength, smoothness, shear = (unit * share for share in ELASTIC[parameter_set(side)][severity - 1])
+    images = natural(3, side)
     result = apply(images, "elastic_transform", severity, seed=5, first_index=3)
-    points = np.array([(26.0, 26.0), (26.0, 6.0), (6.0, 6.0)])
-    grid = np.stack(np.meshgrid(np.arange(32.0), np.arange(32.0)))  # x and y of every pixel
+    far, near = {32: (26, 6), 64: (53, 11), 121: (100, 20), 224: (186, 38)}[side]
+    points = np.array([(far, far), (far, near), (near, near)], dtype=float)
+    grid = np.stack(np.meshgrid(np.arange(float(side)), np.arange(float(side))))  # x and y of every pixel
     for i, image in enumerate(images):
         rng = generator("elastic_transform", severity, 3 + i, seed=5)
         moved = points + rng.uniform(-shear, shear, (3, 2))
@@ -556,9 +599,9 @@ def test_elastic_transform_shears_and_then_displaces(severity: int) -> None:
         ]
         x, y = np.linalg.inv(linear).T @ (grid.reshape(2, -1) - moved[1][:, None]) + points[1][:, None]
         sheared = [ndimage.map_coordinates(image[..., c] / 255, [y, x], order=1, mode="mirror") for c in range(3)]
-        expected = np.reshape(sheared, (3, 32, 32))
+        expected = np.reshape(sheared, (3, side, side))
         if strength:
-            noise = rng.uniform(-1, 1, (2, 32, 32))
+            noise = rng.uniform(-1, 1, (2, side, side))
             dx, dy = strength * explicit_gaussian(noise[..., None], smoothness, truncate=3, border="symmetric")[..., 0]
             where = [grid[1] + dy, grid[0] + dx]
             expected = np.stack([ndimage.map_coordinates(c, where, order=1, mode="reflect") for c in expected])
@@ -568,37 +611,28 @@ def test_elastic_transform_shears_and_then_displaces(severity: int) -> None:
 # spatter
 
 
-def layers(severity: int, n: int = 3) -> Array:
+def layers(severity: int, n: int = 3, side: int = 32) -> Array:
     """Smoothed noise below the threshold set to 0, from the documented draws."""
-    mean, std, smoothness, threshold = SPATTER[severity - 1][:4]
-    noise = [generator("spatter", severity, i).normal(mean, std, (32, 32)) for i in range(n)]
+    mean, std, smoothness, threshold = parameter("spatter", severity, side)[:4]
+    noise = [generator("spatter", severity, i).normal(mean, std, (side, side)) for i in range(n)]
     layer = explicit_gaussian(np.stack(noise)[..., None], smoothness)[..., 0]
     return np.where(layer < threshold, 0, layer)
 
 
-SPATTER = (
-    (0.62, 0.1, 0.7, 0.7, 0.5, "water"),
-    (0.65, 0.1, 0.8, 0.7, 0.5, "water"),
-    (0.65, 0.3, 1, 0.69, 0.5, "water"),
-    (0.65, 0.1, 0.7, 0.69, 0.6, "mud"),
-    (0.65, 0.1, 0.5, 0.68, 0.6, "mud"),
-)
-
-
 def explicit_canny(levels: Array) -> Array:
     """Edges of one image of bytes, pixel by pixel, with angles instead of tangents."""
-    padded = np.pad(levels.astype(int), 1, mode="edge")
-    slope, angle = np.zeros((34, 34)), np.zeros((34, 34))
-    for y in range(32):
-        for x in range(32):
+    padded, side = np.pad(levels.astype(int), 1, mode="edge"), len(levels)
+    slope, angle = np.zeros((side + 2, side + 2)), np.zeros((side + 2, side + 2))
+    for y in range(side):
+        for x in range(side):
             around = padded[y : y + 3, x : x + 3]
             across = int((around[:, 2] - around[:, 0]) @ [1, 2, 1])
             down = int((around[2] - around[0]) @ [1, 2, 1])
             slope[y + 1, x + 1] = abs(across) + abs(down)
             angle[y + 1, x + 1] = math.degrees(math.atan2(down, across)) % 180
     strong, weak = [], set()
-    for y in range(1, 33):
-        for x in range(1, 33):
+    for y in range(1, side + 1):
+        for x in range(1, side + 1):
             sector = round(angle[y, x] / 45) % 4
             dy, dx = ((0, 1), (1, 1), (1, 0), (1, -1))[sector]
             before, after = slope[y - dy, x - dx], slope[y + dy, x + dx]
@@ -607,7 +641,7 @@ def explicit_canny(levels: Array) -> Array:
                     strong.append((y, x))
                 elif slope[y, x] > 50:
                     weak.add((y, x))
-    edges = np.zeros((34, 34), dtype=bool)
+    edges = np.zeros((side + 2, side + 2), dtype=bool)
     while strong:  # spread from strong edges over the weak ones that touch them
         y, x = strong.pop()
         edges[y, x] = True
@@ -620,13 +654,17 @@ def explicit_canny(levels: Array) -> Array:
 def explicit_distance(edges: Array) -> Array:
     """In 1 / 10,000 pixels by the closed form: as many knight's moves as fit, the rest diagonal or straight."""
     one, diagonal, knight = 10_000, 14_000, 21_969
-    pixels = np.argwhere(np.ones((32, 32)))[:, None]
-    apart = np.sort(np.abs(pixels - np.argwhere(edges)), axis=2)
-    short, long = apart[..., 0], apart[..., 1]
-    straight = short * knight + (long - 2 * short) * one
-    askew = (long - short) * knight + (2 * short - long) * diagonal
-    ways = np.where(long >= 2 * short, straight, askew)
-    return np.minimum(ways.min(axis=1, initial=20 * one), 20 * one).reshape(32, 32)
+    padded, side = np.pad(edges, 20), len(edges)
+    away = np.full(edges.shape, 20 * one)
+    for y in range(41):
+        for x in range(41):
+            short, long = sorted((abs(y - 20), abs(x - 20)))
+            straight = short * knight + (long - 2 * short) * one
+            askew = (long - short) * knight + (2 * short - long) * diagonal
+            way = straight if long >= 2 * short else askew
+            if way < 20 * one:
+                away = np.where(padded[y : y + side, x : x + side], np.minimum(away, way), away)
+    return away
 
 
 def explicit_equalise(levels: Array) -> Array:
@@ -641,7 +679,8 @@ def explicit_equalise(levels: Array) -> Array:
 
 def explicit_correlate(levels: Array, kernel: list[list[int]]) -> Array:
     padded = np.pad(levels.astype(int), 1, mode="reflect")
-    sums = [[(padded[y : y + 3, x : x + 3] * kernel).sum() for x in range(32)] for y in range(32)]
+    every = range(len(levels))
+    sums = [[(padded[y : y + 3, x : x + 3] * kernel).sum() for x in every] for y in every]
     return np.array(sums)
 
 
@@ -650,10 +689,11 @@ LIGHT = [[-2, -1, 0], [-1, 1, 1], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("severity", [1, 2, 3])
-def test_spatter_of_water_is_lit_by_the_distance_to_its_rims(severity: int) -> None:
-    images = natural(3)
+@pytest.mark.parametrize("side", [32, 64, 121])
+def test_spatter_of_water_is_lit_by_the_distance_to_its_rims(side: int, severity: int) -> None:
+    images = natural(3 if side == 32 else 1, side)
     result = apply(images, "spatter", severity)
-    for image, corrupted, layer in zip(images, result, layers(severity), strict=True):
+    for image, corrupted, layer in zip(images, result, layers(severity, len(images), side), strict=True):
         levels = np.floor(layer * 255).astype(int) % 256  # a cast to bytes wraps
         edges = explicit_canny(levels)
         assert edges.any()
@@ -665,15 +705,17 @@ def test_spatter_of_water_is_lit_by_the_distance_to_its_rims(severity: int) -> N
         np.testing.assert_array_equal(spatter.equalise(depth[None])[0], spread)
         relief = np.clip(explicit_correlate(spread, LIGHT), 0, 255)
         water = levels * np.rint(explicit_correlate(relief, BOX) / 9)
-        share = SPATTER[severity - 1][4] * water / water.max()
+        share = parameter("spatter", severity, side)[4] * water / water.max()
         assert_truncated(corrupted, image / 255 + share[..., None] * np.array([175, 238, 238]) / 255)
 
 
 @pytest.mark.parametrize("severity", [4, 5])
-def test_spatter_of_mud_covers(severity: int) -> None:
-    images = natural(3)
-    drops = layers(severity) > SPATTER[severity - 1][3]
-    share = explicit_gaussian(drops[..., None].astype(float), SPATTER[severity - 1][4])
+@pytest.mark.parametrize("side", [32, 64, 121, 224])
+def test_spatter_of_mud_covers(side: int, severity: int) -> None:
+    images = natural(3, side)
+    threshold, softness = parameter("spatter", severity, side)[3:5]
+    drops = layers(severity, 3, side) > threshold
+    share = explicit_gaussian(drops[..., None].astype(float), softness)
     share[share < 0.8] = 0
     assert share.any()
     expected = images / 255 * (1 - share) + share * np.array([63, 42, 20]) / 255
@@ -690,13 +732,14 @@ def test_spatter_at_its_edges() -> None:
     np.testing.assert_array_equal(spatter.spatter(images, dry, [np.random.default_rng(i) for i in (0, 1)]), images)
 
 
+@pytest.mark.parametrize(("side", "count"), [(32, 60), (64, 8), (224, 2)])
 @pytest.mark.parametrize("severity", [1, 2, 3])
-def test_spatter_agrees_with_opencv_step_by_step(severity: int) -> None:
+def test_spatter_agrees_with_opencv_step_by_step(severity: int, side: int, count: int) -> None:
     cv2 = pytest.importorskip("cv2", reason="needs OpenCV, of the extra dev")
-    levels = (np.floor(layers(severity, 60) * 255) % 256).astype(np.uint8)
-    noise = np.random.default_rng(severity).integers(0, 256, (10, 32, 32), dtype=np.uint8)
+    levels = (np.floor(layers(severity, count, side) * 255) % 256).astype(np.uint8)
+    noise = np.random.default_rng(severity).integers(0, 256, (count // 6, side, side), dtype=np.uint8)
     smooth = ndimage.gaussian_filter(noise, (0, 1, 1))  # with edges in all directions
-    for level in (*levels, *noise, *smooth, np.zeros((32, 32), dtype=np.uint8)):
+    for level in (*levels, *noise, *smooth, np.zeros((side, side), dtype=np.uint8)):
         whole = level.astype(np.int64)[None]
         edges = cv2.Canny(level, 50, 150)
         np.testing.assert_array_equal(spatter.canny(whole)[0], edges > 0)
@@ -719,26 +762,151 @@ def test_spatter_agrees_with_opencv_step_by_step(severity: int) -> None:
 # all of them
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [  # those not already spelled out above
-        ("defocus_blur", [(0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)]),
-        ("gaussian_blur", [0.4, 0.6, 0.7, 0.8, 1]),
-        ("glass_blur", [(0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2)]),
-        ("motion_blur", [(6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)]),
-        ("zoom_blur", [1.06, 1.11, 1.15, 1.2, 1.25]),
-        ("snow", list(SNOW)),
-        ("frost", [(1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)]),
-        ("elastic_transform", list(ELASTIC)),
-        ("spatter", list(SPATTER)),
-        ("fog", [(0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)]),
-        ("brightness", [0.05, 0.1, 0.15, 0.2, 0.3]),
-        ("contrast", [0.75, 0.5, 0.4, 0.3, 0.15]),
-        ("saturate", [(0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)]),
-    ],
-)
-def test_the_parameters_are_the_published_ones(name: str, parameters: list[Any]) -> None:
-    assert list(CORRUPTIONS[name].parameters) == parameters
+PUBLISHED: dict[int, dict[str, list[Any]]] = {  # those not already spelled out above
+    32: {
+        "gaussian_noise": [0.04, 0.06, 0.08, 0.09, 0.1],
+        "shot_noise": [500, 250, 100, 75, 50],
+        "impulse_noise": [0.01, 0.02, 0.03, 0.05, 0.07],
+        "defocus_blur": [(0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)],
+        "motion_blur": [(6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)],
+        "snow": [
+            (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
+            (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
+            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
+        ],
+        "frost": [(1, 0.2, 0.2), (1, 0.3, 0.2), (0.9, 0.4, 0.2), (0.85, 0.4, 0.2), (0.75, 0.45, 0.2)],
+        "fog": [(0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)],
+        "brightness": [0.05, 0.1, 0.15, 0.2, 0.3],
+        "contrast": [0.75, 0.5, 0.4, 0.3, 0.15],
+        "speckle_noise": [0.06, 0.1, 0.12, 0.16, 0.2],
+        "gaussian_blur": [0.4, 0.6, 0.7, 0.8, 1],
+        "spatter": [
+            (0.62, 0.1, 0.7, 0.7, 0.5, "water"),
+            (0.65, 0.1, 0.8, 0.7, 0.5, "water"),
+            (0.65, 0.3, 1, 0.69, 0.5, "water"),
+            (0.65, 0.1, 0.7, 0.69, 0.6, "mud"),
+            (0.65, 0.1, 0.5, 0.68, 0.6, "mud"),
+        ],
+        "saturate": [(0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)],
+    },
+    64: {
+        "gaussian_noise": [0.04, 0.08, 0.12, 0.15, 0.18],
+        "shot_noise": [250, 100, 50, 30, 15],
+        "impulse_noise": [0.01, 0.02, 0.05, 0.08, 0.14],
+        "defocus_blur": [(0.5, 0.6), (1, 0.1), (1.5, 0.1), (2.5, 0.01), (3, 0.1)],
+        "motion_blur": [(10, 1), (10, 1.5), (10, 2), (10, 2.5), (12, 3)],
+        "snow": [
+            (0.1, 0.2, 1, 0.6, 8, 3, 0.8),
+            (0.1, 0.2, 1, 0.5, 10, 4, 0.8),
+            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.7),
+            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.65),
+            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.6),
+        ],
+        "frost": [(1, 0.3, 0.3), (0.9, 0.4, 0.3), (0.8, 0.45, 0.3), (0.75, 0.5, 0.3), (0.7, 0.55, 0.3)],
+        "fog": [(0.4, 3), (0.7, 3), (1, 2.5), (1.5, 2), (2, 1.75)],
+        "brightness": [0.1, 0.2, 0.3, 0.4, 0.5],
+        "contrast": [0.4, 0.3, 0.2, 0.1, 0.05],
+        "speckle_noise": [0.15, 0.2, 0.25, 0.3, 0.35],
+        "gaussian_blur": [0.5, 0.75, 1, 1.25, 1.5],
+        "spatter": [
+            (0.62, 0.1, 0.7, 0.7, 0.6, "water"),
+            (0.65, 0.1, 0.8, 0.7, 0.6, "water"),
+            (0.65, 0.3, 1, 0.69, 0.6, "water"),
+            (0.65, 0.1, 0.7, 0.68, 0.6, "mud"),
+            (0.65, 0.1, 0.5, 0.67, 0.6, "mud"),
+        ],
+        "saturate": [(0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (30, 0.2)],
+    },
+    224: {
+        "gaussian_noise": [0.08, 0.12, 0.18, 0.26, 0.38],
+        "shot_noise": [60, 25, 12, 5, 3],
+        "impulse_noise": [0.03, 0.06, 0.09, 0.17, 0.27],
+        "defocus_blur": [(3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)],
+        "motion_blur": [(10, 3), (15, 5), (15, 8), (15, 12), (20, 15)],
+        "snow": [
+            (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
+            (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
+            (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
+            (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
+            (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
+        ],
+        "frost": [(1, 0.4, 1), (0.8, 0.6, 1), (0.7, 0.7, 1), (0.65, 0.7, 1), (0.6, 0.75, 1)],
+        "fog": [(1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)],
+        "brightness": [0.1, 0.2, 0.3, 0.4, 0.5],
+        "contrast": [0.4, 0.3, 0.2, 0.1, 0.05],
+        "speckle_noise": [0.15, 0.2, 0.35, 0.45, 0.6],
+        "gaussian_blur": [1, 2, 3, 4, 6],
+        "spatter": [
+            (0.65, 0.3, 4, 0.69, 0.6, "water"),
+            (0.65, 0.3, 3, 0.68, 0.6, "water"),
+            (0.65, 0.3, 2, 0.68, 0.5, "water"),
+            (0.65, 0.3, 1, 0.65, 1.5, "mud"),
+            (0.67, 0.4, 1, 0.65, 1.5, "mud"),
+        ],
+        "saturate": [(0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2)],
+    },
+}
+
+
+@pytest.mark.parametrize("side", PUBLISHED)
+def test_the_parameters_are_the_published_ones(side: int) -> None:
+    spelled_out = {"zoom_blur", "glass_blur", "elastic_transform", "pixelate", "jpeg_compression"}
+    assert set(PUBLISHED[side]) == set(CORRUPTIONS) - spelled_out
+    for name, parameters in PUBLISHED[side].items():
+        assert list(CORRUPTIONS[name].parameters[side]) == parameters
+
+
+def test_the_page_has_the_parameters() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "corruptions.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.count(" | ") == 4]
+    told = {name: dict(zip((32, 64, 224), columns, strict=True)) for name, _, *columns in rows[1:]}
+    assert list(told) == list(CORRUPTIONS)
+    for name, columns in told.items():
+        for side, words in columns.items():
+            values = re.findall(r"[\d.]+|water|mud", words)
+            unit = 244 / 224 if (name, side) == ("elastic_transform", 224) else 1
+            for value, wanted in zip(
+                values, np.ravel(np.array(CORRUPTIONS[name].parameters[side], dtype=object)), strict=True
+            ):
+                assert value == wanted or float(value) * unit == pytest.approx(wanted, rel=1e-12)
+
+
+def test_the_nearest_size_in_ratio_gives_the_parameters() -> None:
+    sizes = {16: 32, 32: 32, 45: 32, 46: 64, 48: 64, 64: 64, 96: 64, 119: 64, 120: 224, 224: 224, 299: 224, 512: 224}
+    assert {size: parameter_set(size) for size in sizes} == sizes
+    for size in (15, 513, 64.0, "64", None):
+        with pytest.raises(InputError) as refusal:
+            parameter_set(size)  # type: ignore[arg-type]
+        expected = f"Expected the side of the images to be a whole number from 16 to 512, got {size!r}."
+        assert str(refusal.value) == expected
+
+
+@pytest.mark.parametrize(("side", "severity"), [(64, 3), (121, 5), (224, 1)])
+def test_noise_at_other_sizes_is_its_definition(side: int, severity: int) -> None:
+    image = natural(1, side)
+    x = image[0] / 255
+    for name in ("gaussian_noise", "speckle_noise", "shot_noise", "impulse_noise"):
+        c, rng = PUBLISHED[parameter_set(side)][name][severity - 1], generator(name, severity, 0)
+        if name == "shot_noise":
+            expected = rng.poisson(x * c) / c
+        elif name == "impulse_noise":
+            u = rng.random(x.shape)
+            expected = np.where(u < c / 2, 0, np.where(u >= 1 - c / 2, 1, x))
+        else:
+            expected = x + (x if name == "speckle_noise" else 1) * rng.normal(0, c, x.shape)
+        assert_truncated(apply(image, name, severity)[0], expected)
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_every_size_runs_and_its_parts_do_not_matter(name: str) -> None:
+    for side, severity in ((16, 5), (17, 1), (48, 4), (120, 5), (300, 2), (512, 1)):
+        images = natural(1 if side > 200 else 3, side)
+        whole = apply(images, name, severity, first_index=2)
+        assert whole.shape == images.shape
+        assert not np.array_equal(whole, images)
+        np.testing.assert_array_equal(whole[-1:], apply(images[-1:], name, severity, first_index=1 + len(images)))
 
 
 def test_the_registry_is_the_benchmarks() -> None:
@@ -746,7 +914,7 @@ def test_the_registry_is_the_benchmarks() -> None:
     assert available() == tuple(CORRUPTIONS) == PAPER + HELD_OUT
     for name, corruption in CORRUPTIONS.items():
         assert corruption.name == name == corruption.function.__name__
-        assert len(corruption.parameters) == 5
+        assert {side: len(five) for side, five in corruption.parameters.items()} == {32: 5, 64: 5, 224: 5}
         assert corruption.function.__module__.split(".")[-1] in (corruption.kind, name)  # large ones have their own
     assert set(corruptions.__all__) >= {"CORRUPTIONS", "HELD_OUT", "PAPER", "apply", "available", "resolve"}
 
@@ -860,10 +1028,19 @@ def test_an_unknown_name_is_refused() -> None:
             (
                 np.zeros(shape, dtype=np.uint8),
                 {},
-                f"Expected images of shape (N, 32, 32, 3), got {shape}: give a batch, the channels last, scaled or cut "
-                "to 32 x 32 pixels.",
+                f"Expected images of shape (N, side, side, 3), the side from 16 to 512, got {shape}: give a batch, the "
+                "channels last, scaled or cut to squares of such a side.",
             )
-            for shape in ((1, 64, 64, 3), (2, 28, 32, 3), (32, 32, 3), (2, 3, 32, 32), (1, 32, 32, 1), (5, 32, 32), ())
+            for shape in (
+                (1, 15, 15, 3),
+                (1, 513, 513, 3),
+                (2, 28, 32, 3),
+                (32, 32, 3),
+                (2, 3, 32, 32),
+                (1, 32, 32, 1),
+                (5, 32, 32),
+                (),
+            )
         ),
         *(
             (

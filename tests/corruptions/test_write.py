@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mt3.cli.main import main
 from mt3.corruptions import apply, available
 from mt3.corruptions import write as module
 from mt3.corruptions.registry import CHUNK
@@ -76,6 +77,7 @@ def test_the_default_is_the_published_layout(whole, digits):
 def test_the_protocol_says_what_made_the_files(whole, digits):
     protocol = json.loads((whole / "protocol.json").read_text())
     want = {"data": "digits", "split": "test", "images": 500, "severities": [1, 2, 3, 4, 5], "seed": 0}
+    want["parameter_set"] = 32
     assert {key: protocol[key] for key in want} == want
     assert protocol["versions"] == library_versions()
     assert set(protocol["versions"]) == {"mt3", "numpy", "scipy", "pillow", "libjpeg"}
@@ -84,6 +86,18 @@ def test_the_protocol_says_what_made_the_files(whole, digits):
     other = Dataset("digits", digits.train_images, digits.train_labels, digits.test_images, changed, digits.classes)
     assert module.make_protocol(other, [1], None, 0)["clean_hash"] != protocol["clean_hash"]
     assert module.make_protocol(digits, [1], 7, 1)["clean_hash"] == protocol["clean_hash"]
+
+
+def test_images_of_any_size_are_written(tmp_path, digits, monkeypatch, capsys):
+    larger = np.repeat(np.repeat(digits.test_images[:3], 2, axis=1), 2, axis=2)[:, :48, :48].copy()
+    dataset = Dataset("larger", larger[:0], digits.test_labels[:0], larger, digits.test_labels[:3], digits.classes)
+    write_corrupted(dataset, tmp_path, ["pixelate"], [2])
+    assert json.loads((tmp_path / "protocol.json").read_text())["parameter_set"] == 64
+    np.testing.assert_array_equal(open_corrupted(tmp_path).images_of("pixelate", 2), apply(larger, "pixelate", 2))
+    monkeypatch.setattr("mt3.data.load_dataset", lambda *of: dataset)
+    words = ["corrupt", "--out", str(tmp_path), "--corruptions", "pixelate", "--severity", "2", "--workers", "1"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.endswith("; 1 of 1 were there; 48 pixels take the parameters for 64\n")
 
 
 def test_two_processes_write_the_same_bytes(tmp_path, whole, digits):
@@ -263,11 +277,11 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path, digits):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_images_of_another_size_are_refused_before_anything_is_written(tmp_path, digits):
-    large = np.repeat(np.repeat(digits.test_images[:2], 2, axis=1), 2, axis=2)
-    data = Dataset("large", large, digits.test_labels[:2], large, digits.test_labels[:2], digits.classes)
-    assert data.size == 64
-    with pytest.raises(InputError, match=r"Expected images of shape \(N, 32, 32, 3\), got \(2, 64, 64, 3\)"):
+def test_images_that_cannot_be_corrupted_are_refused_before_anything_is_written(tmp_path, digits):
+    small = digits.test_images[:2, 8:20, 8:20]
+    data = Dataset("small", small, digits.test_labels[:2], small, digits.test_labels[:2], digits.classes)
+    assert data.size == 12
+    with pytest.raises(InputError, match=r"the side from 16 to 512, got \(2, 12, 12, 3\)"):
         write_corrupted(data, tmp_path / "c", ["fog"])
     assert not (tmp_path / "c").exists()
 

@@ -170,6 +170,7 @@ def corrupt_command(args: argparse.Namespace) -> None:
     if args.out is None and args.preview is None:
         raise InputError("Expected --out DIR for the images, --preview FILE for a figure, or both; got neither.")
     from mt3.corruptions import resolve
+    from mt3.corruptions.parameters import foreign_parameters
     from mt3.corruptions.write import SEVERITIES, check_severities, write_corrupted
     from mt3.data import load_dataset
     from mt3.support.processes import count_cores
@@ -183,6 +184,7 @@ def corrupt_command(args: argparse.Namespace) -> None:
         workers = args.workers or count_cores()
         written = write_corrupted(dataset, args.out, names, severities, args.limit, args.seed, workers)
         kept = f"; {len(names) - len(written)} of {len(names)} were there" if len(written) < len(names) else ""
+        kept += foreign_parameters(dataset.size)
         print(f"{args.out}: {args.data} under {name_list(names)} at severities {name_list(severities)}{kept}")
     if args.preview is not None:
         print(f"wrote {args.preview}")

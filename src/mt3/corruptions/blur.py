@@ -1,32 +1,48 @@
 """Blurs: out of focus, through frosted glass, in motion, while zooming."""
 
-from functools import cache
+from functools import lru_cache
 from math import ceil
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy import ndimage, sparse
+from scipy import fft, ndimage, sparse
 
-from mt3.corruptions.pixels import SIZE, Bytes, Floats, Generators, to_bytes, to_unit
+from mt3.corruptions.pixels import Bytes, Floats, Generators, to_bytes, to_unit
+
+FEW = 24  # weights of a kernel, up to which a sum over them is faster than Fourier's transform
 
 
 def defocus_blur(images: Bytes, disk_parameters: tuple[float, float]) -> Bytes:
     """Filter with the disk of `(radius, softness)`; the border mirrors without repeating its pixel (reflect-101)."""
     kernel = disk(*disk_parameters)
-    return to_bytes(ndimage.correlate(to_unit(images), kernel[None, :, :, None], mode="mirror"))
+    if np.count_nonzero(kernel > 1e-9) <= FEW:
+        return to_bytes(ndimage.correlate(to_unit(images), kernel[None, :, :, None], mode="mirror"))
+    return to_bytes(np.stack([_filter(image, kernel) for image in to_unit(images)]))
+
+
+def _filter(x: Floats, kernel: npt.NDArray[np.float32]) -> Floats:
+    """Filter one image (side, side, channels) with a symmetric kernel by Fourier's transform, the border mirrored."""
+    side, reach = len(x), len(kernel) // 2
+    padded = np.pad(x, ((reach, reach), (reach, reach), (0, 0)), mode="reflect")
+    shape = [fft.next_fast_len(len(padded), real=True)] * 2
+    weights = fft.rfft2(kernel.astype(np.float64), shape)[..., None]
+    filtered: Floats = fft.irfft2(fft.rfft2(padded, shape, axes=(0, 1)) * weights, shape, axes=(0, 1))
+    return filtered[2 * reach :, 2 * reach :][:side, :side]
 
 
 def disk(radius: float, softness: float) -> npt.NDArray[np.float32]:
-    """Build the 17 x 17 disk kernel: pixels within `radius` (up to 8), smoothed by a 3 x 3 Gaussian of std `softness`.
+    """Build the disk kernel: pixels within `radius`, smoothed by a Gaussian of std `softness`.
 
-    A radius below 1 leaves the centre pixel alone, so there the Gaussian is the whole blur. Single precision is the
-    published generator's: its rounding decides on which side of a whole number a flat area is truncated.
+    Up to a radius of 8 it has 17 x 17 pixels and the Gaussian 3 x 3, beyond `2 radius + 1` and 5 x 5. A radius below 1
+    leaves the centre pixel alone, so there the Gaussian is the whole blur. Single precision is the published
+    generator's: its rounding decides on which side of a whole number a flat area is truncated.
     """
-    line = np.arange(-8, 9)
+    reach, soft_reach = (8, 1) if radius <= 8 else (int(radius), 2)
+    line = np.arange(-reach, reach + 1)
     kernel = (line[:, None] ** 2 + line**2 <= radius**2).astype(np.float32)
     kernel /= kernel.sum()
-    gauss = np.exp(-(np.arange(-1, 2) ** 2) / (2 * softness**2))
+    gauss = np.exp(-(np.arange(-soft_reach, soft_reach + 1) ** 2) / (2 * softness**2))
     gauss = (gauss / gauss.sum()).astype(np.float32)
     for axis in (0, 1):
         kernel = ndimage.correlate1d(kernel, gauss, axis=axis, mode="mirror")
@@ -39,30 +55,45 @@ def gaussian_blur(images: Bytes, std: float) -> Bytes:
 
 
 def gaussian(x: Floats, std: float) -> Floats:
-    """Filter rows and columns of (N, 32, 32, ...) as `gaussian_blur` does."""
+    """Filter rows and columns of (N, side, side, ...) as `gaussian_blur` does."""
     filtered: Floats = ndimage.gaussian_filter(x, std, mode="nearest", truncate=4.0, axes=(1, 2))
     return filtered
 
 
-def glass_blur(images: Bytes, glass_parameters: tuple[float, int], generators: Generators) -> Bytes:
-    """Blur by `std`, replace pixels by near ones `passes` times, and blur again.
+def glass_blur(images: Bytes, glass_parameters: tuple[float, int, int], generators: Generators) -> Bytes:
+    """Blur by `std`, replace pixels by ones up to `reach` away `passes` times, and blur again.
 
-    In a pass every pixel but those of the first two rows and columns becomes the one 0 or 1 above and 0 or 1 to the
-    left, each with probability one half. The published generator goes from the last pixel to the first and means to
-    swap, but its assignment of views copies one way. So a source is always a pixel not yet visited, and a pass is one
-    parallel gather.
+    A pass leaves the first `reach + 1` and the last `reach - 1` rows and columns alone. Every other pixel takes over
+    one from `reach` above to `reach - 1` below, and as far to the left and right, all alike. The published generator
+    goes from the last pixel to the first and means to swap, but its assignment of views copies one way.
     """
-    std, passes = glass_parameters
-    inner = (SIZE - 2, SIZE - 2)
-    up_and_left = np.stack([generator.integers(0, 2, (passes, 2, *inner)) for generator in generators])
-    source = np.broadcast_to(np.arange(SIZE * SIZE), (len(images), SIZE * SIZE))  # of each pixel, (N, 1024)
+    std, reach, passes = glass_parameters
+    side = images.shape[1]
+    inner = slice(reach + 1, side - reach + 1)
+    shape = (passes, 2, side - 2 * reach, side - 2 * reach)
+    up_and_left = np.stack([generator.integers(0, 2 * reach, shape) for generator in generators]) - (reach - 1)
+    source = np.broadcast_to(np.arange(side * side), (len(images), side * side))  # of each pixel, (N, pixels)
     for up, left in up_and_left.transpose(1, 2, 0, 3, 4):
-        step = np.zeros((len(images), SIZE, SIZE), dtype=np.intp)
-        step[:, 2:, 2:] = SIZE * up + left
-        source = np.take_along_axis(source, np.arange(SIZE * SIZE) - step.reshape(len(images), -1), axis=1)
-    pixels = to_bytes(gaussian(to_unit(images), std)).reshape(len(images), -1, 3)  # (N, 1024, 3)
+        step = np.zeros((len(images), side, side), dtype=np.intp)
+        step[:, inner, inner] = side * up + left
+        source = np.take_along_axis(source, _taken(step.reshape(len(images), -1)), axis=1)
+    pixels = to_bytes(gaussian(to_unit(images), std)).reshape(len(images), -1, 3)  # (N, pixels, 3)
     shuffled = np.take_along_axis(pixels, source[..., None], axis=1).reshape(images.shape)
     return to_bytes(gaussian(to_unit(shuffled), std))
+
+
+def _taken(step: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Tell which pixel's value each takes over, (N, pixels), if pixel i takes over i - step one after the other.
+
+    A pixel further on has been visited before, so it hands on what it took itself; a pixel before has its own value.
+    """
+    taken = np.arange(step.shape[1]) - step
+    waits = step < 0
+    while waits.any():
+        image, pixel = np.nonzero(waits)
+        giver = taken[image, pixel]
+        taken[image, pixel], waits[image, pixel] = taken[image, giver], waits[image, giver]
+    return taken
 
 
 def motion_blur(images: Bytes, motion_parameters: tuple[float, float], generators: Generators) -> Bytes:
@@ -72,7 +103,7 @@ def motion_blur(images: Bytes, motion_parameters: tuple[float, float], generator
 
 
 def smear(images: Bytes, radius: float, std: float, degrees: Floats) -> Bytes:
-    """Blur bytes (N, 32, 32, channels) along one ray per image as ImageMagick does; the border repeats its pixel.
+    """Blur bytes (N, side, side, channels) along one ray per image as ImageMagick does; the border repeats its pixel.
 
     Tap i lies i pixels along the ray, rounded to whole pixels, and weighs exp(-i^2 / (2 std^2)); there are
     2 ceil(radius) + 1 taps. 0 degrees point right, 90 degrees down.
@@ -85,7 +116,8 @@ def smear(images: Bytes, radius: float, std: float, degrees: Floats) -> Bytes:
     rows = reach + np.ceil(taps * np.sin(angles) - 0.5).astype(np.intp)  # (N, taps)
     columns = reach + np.ceil(taps * np.cos(angles) - 0.5).astype(np.intp)
     padded = np.pad(images, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode="edge")
-    windows = np.moveaxis(sliding_window_view(padded, (SIZE, SIZE), axis=(1, 2)), 3, 5)  # (N, rows, columns, 32, 32, C)
+    # (N, rows, columns, side, side, channels)
+    windows = np.moveaxis(sliding_window_view(padded, images.shape[1:3], axis=(1, 2)), 3, 5)
     every = np.arange(len(images))
     total = np.zeros(images.shape)
     for tap, weight in enumerate(weights):
@@ -94,29 +126,31 @@ def smear(images: Bytes, radius: float, std: float, degrees: Floats) -> Bytes:
     return (total + 0.5).astype(np.uint8)
 
 
-def zoom_blur(images: Bytes, largest: float) -> Bytes:
-    """Average the image with its centre zooms by 1, 1.01, ... up to `largest`; the zoom by 1 is one more copy of it."""
+def zoom_blur(images: Bytes, zoom_parameters: tuple[float, float]) -> Bytes:
+    """Average the image with its centre zooms from 1 to `largest` in steps of `step`; that by 1 is a second copy."""
+    largest, step = zoom_parameters
+    side = images.shape[1]
+    factors = np.arange(1, largest + step / 2, step)  # half a step more keeps `largest` in, whatever the rounding
     x = to_unit(images)
-    columns = x.transpose(1, 2, 0, 3).reshape(SIZE * SIZE, -1)  # (pixels, N * channels)
-    blurred = (_zoom_operator(largest) @ columns).reshape(SIZE, SIZE, len(images), 3)
+    columns = x.transpose(1, 2, 0, 3).reshape(side * side, -1)  # (pixels, N * channels)
+    blurred = (_zoom_operator(tuple(factors), side) @ columns).reshape(side, side, len(images), 3)
     return to_bytes(blurred.transpose(2, 0, 1, 3))
 
 
-@cache
-def _zoom_operator(largest: float) -> sparse.csr_array:
-    """Assemble `zoom_blur` as one sparse matrix over the pixels, (1024, 1024)."""
-    total = sparse.identity(SIZE * SIZE)
-    factors = np.arange(1, largest + 0.005, 0.01)  # half a step more keeps `largest` in, whatever the steps' rounding
+@lru_cache(maxsize=2)  # at 512 pixels a matrix takes up to 154 MB
+def _zoom_operator(factors: tuple[float, ...], side: int) -> sparse.csr_array:
+    """Assemble `zoom_blur` as one sparse matrix over the pixels, (pixels, pixels)."""
+    total = sparse.identity(side * side)
     for factor in factors:
-        lines = sparse.csr_array(zoom_lines(factor))
+        lines = sparse.csr_array(zoom_lines(factor, side))
         total = total + sparse.kron(lines, lines)  # a zoom treats rows and columns alike
     return sparse.csr_array(total / (len(factors) + 1))
 
 
-def zoom_lines(factor: float) -> Floats:
-    """Express the zoom of one line of pixels, cropped to its centre, as a matrix (32, 32)."""
-    crop = ceil(SIZE / factor)
-    top = (SIZE - crop) // 2
-    zoomed: Floats = ndimage.zoom(np.eye(SIZE)[top : top + crop], (factor, 1), order=1)
-    trim = (len(zoomed) - SIZE) // 2
-    return zoomed[trim : trim + SIZE]
+def zoom_lines(factor: float, side: int) -> Floats:
+    """Express the zoom of one line of pixels, cropped to its centre, as a matrix (side, side)."""
+    crop = ceil(side / factor)
+    top = (side - crop) // 2
+    zoomed: Floats = ndimage.zoom(np.eye(side)[top : top + crop], (factor, 1), order=1)
+    trim = (len(zoomed) - side) // 2
+    return zoomed[trim : trim + side]

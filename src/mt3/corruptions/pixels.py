@@ -5,9 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-SIZE = 32  # side in pixels; every parameter of the registry is made for it
-
-Bytes = npt.NDArray[np.uint8]  # (N, 32, 32, 3)
+Bytes = npt.NDArray[np.uint8]  # (N, side, side, 3)
 Floats = npt.NDArray[np.float64]
 Generators = Sequence[np.random.Generator]  # one per image
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy import ndimage
 
 from mt3.corruptions.blur import gaussian
-from mt3.corruptions.pixels import SIZE, Bytes, Floats, Generators, to_bytes, to_unit
+from mt3.corruptions.pixels import Bytes, Floats, Generators, to_bytes, to_unit
 
 WATER = np.array([175, 238, 238]) / 255.0
 MUD = np.array([63, 42, 20]) / 255.0
@@ -32,8 +32,8 @@ LIGHT = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]])
 NEIGHBOURS = np.zeros((3, 3, 3), dtype=bool)
 NEIGHBOURS[1] = True  # the eight in the same image, none in another
 
-Whole = npt.NDArray[np.int64]  # (N, 32, 32)
-Marks = npt.NDArray[np.bool_]  # (N, 32, 32)
+Whole = npt.NDArray[np.int64]  # (N, side, side)
+Marks = npt.NDArray[np.bool_]  # (N, side, side)
 Parameters = tuple[float, float, float, float, float, Literal["water", "mud"]]
 
 
@@ -43,7 +43,7 @@ def spatter(images: Bytes, spatter_parameters: Parameters, generators: Generator
     `amount` is the largest share of the colour of water, or the softness in pixels of drops of mud.
     """
     mean, std, smoothness, threshold, amount, liquid = spatter_parameters
-    noise = np.stack([generator.normal(mean, std, (SIZE, SIZE)) for generator in generators])
+    noise = np.stack([generator.normal(mean, std, images.shape[1:3]) for generator in generators])
     layer = gaussian(noise, smoothness)
     layer[layer < threshold] = 0
     if liquid == "water":
@@ -81,9 +81,10 @@ def canny(levels: Whole, low: int = 50, high: int = 150) -> Marks:
 def _is_peak(slope: Whole, across: Whole, down: Whole) -> Marks:
     """Tell where the slope exceeds that on both sides along the gradient, whose direction is one of four."""
     padded = np.pad(slope, ((0, 0), (1, 1), (1, 1)))
+    side = slope.shape[1]
 
     def beside(row: int, column: int) -> Whole:
-        return padded[:, 1 + row : 1 + row + SIZE, 1 + column : 1 + column + SIZE]
+        return padded[:, 1 + row : 1 + row + side, 1 + column : 1 + column + side]
 
     # the tangents of 22.5 and 67.5 degrees, which are 2 apart, in units of 2^-15
     x, y = np.abs(across), np.abs(down) << 15
@@ -102,12 +103,13 @@ def _is_peak(slope: Whole, across: Whole, down: Whole) -> Marks:
 
 def distance(edges: Marks) -> Whole:
     """Measure the shortest way to an edge by `MOVES`, in 1 / `UNIT` pixels, cut at `FAR`."""
+    side = edges.shape[1]
     padded = np.pad(np.where(edges, 0, FAR), ((0, 0), (2, 2), (2, 2)), constant_values=FAR).astype(np.int32)
     away = padded[:, 2:-2, 2:-2]
     while True:  # every way grows by one move, until none gets shorter
         nearer = away.copy()
         for (row, column), length in MOVES.items():
-            shifted = padded[:, 2 + row : 2 + row + SIZE, 2 + column : 2 + column + SIZE]
+            shifted = padded[:, 2 + row : 2 + row + side, 2 + column : 2 + column + side]
             np.minimum(nearer, shifted + length, out=nearer)
         if np.array_equal(nearer, away):
             return nearer.astype(np.int64)

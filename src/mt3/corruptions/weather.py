@@ -1,14 +1,15 @@
 """Weather: snow, frost, fog and the light of the day."""
 
-from functools import cache
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from mt3.corruptions.blur import smear, zoom_lines
-from mt3.corruptions.pixels import SIZE, Bytes, Floats, Generators, from_hsv, to_bytes, to_hsv, to_unit
+from mt3.corruptions.pixels import Bytes, Floats, Generators, from_hsv, to_bytes, to_hsv, to_unit
 from mt3.corruptions.spatter import spatter as spatter  # it is weather, too, but long
 from mt3.support.errors import InputError
 
@@ -28,26 +29,28 @@ def snow(images: Bytes, snow_parameters: tuple[float, ...], generators: Generato
     upwards within 45 degrees. Of the whitened image, 1 - `kept` is the larger of the image and a light grey version.
     """
     mean, std, zoom, threshold, radius, smear_std, kept = snow_parameters
-    noise = np.stack([generator.normal(mean, std, (SIZE, SIZE)) for generator in generators])
+    side = images.shape[1]
+    noise = np.stack([generator.normal(mean, std, (side, side)) for generator in generators])
     degrees = np.array([generator.uniform(-135, -45) for generator in generators])
-    lines = zoom_lines(zoom)
+    lines = zoom_lines(zoom, side)
     flakes = lines @ noise @ lines.T
     flakes[flakes < threshold] = 0
-    layer = to_unit(smear(to_bytes(flakes)[..., None], radius, smear_std, degrees))  # (N, 32, 32, 1)
+    layer = to_unit(smear(to_bytes(flakes)[..., None], radius, smear_std, degrees))  # (N, side, side, 1)
     x = to_unit(images)
     grey = 0.299 * x[..., :1] + 0.587 * x[..., 1:2] + 0.114 * x[..., 2:]
     whitened = kept * x + (1 - kept) * np.maximum(x, grey * 1.5 + 0.5)
     return to_bytes(whitened + layer + layer[:, ::-1, ::-1])
 
 
-def frost(images: Bytes, frost_parameters: tuple[float, float], generators: Generators) -> Bytes:
-    """Add `own` times the image and `ice` times a random crop of one of five photos."""
-    own, ice = frost_parameters
+def frost(images: Bytes, frost_parameters: tuple[float, float, float], generators: Generators) -> Bytes:
+    """Add `own` times the image and `ice` times a random crop of one of five photos, which are scaled by `scale`."""
+    own, ice, scale = frost_parameters
     folder = frost_photos()
     if folder is None:
         raise InputError(NO_PHOTOS)
-    photos = _shrunk_photos(folder)
-    crops = np.stack([_crop(photos[generator.integers(len(photos))], generator) for generator in generators])
+    side = images.shape[1]
+    photos = _scaled_photos(folder, scale, side)
+    crops = np.stack([_crop(photos[generator.integers(len(photos))], side, generator) for generator in generators])
     return np.clip(own * images + ice * crops, 0, 255).astype(np.uint8)
 
 
@@ -61,33 +64,55 @@ def frost_photos() -> Path | None:
     return None
 
 
-@cache
-def _shrunk_photos(folder: Path) -> tuple[Bytes, ...]:
-    """Read the photos at a fifth of their size: OpenCV's linear resize, which does not average, takes pixel 5i + 2."""
+@lru_cache(maxsize=2)
+def _scaled_photos(folder: Path, scale: float, side: int) -> tuple[Bytes, ...]:
+    """Read the photos and scale each; one without room for a crop gets 1.1 times the `side` instead."""
     photos = []
     for name in FROST_PHOTOS:
         with Image.open(folder / name) as image:
             photo = np.asarray(image.convert("RGB"))
-        rows, columns = (round(side * 0.2) for side in photo.shape[:2])
-        photos.append(photo[2::5, 2::5][:rows, :columns].copy())
+        short = min(photo.shape[:2])
+        photos.append(scale_linear(photo, scale if round(short * scale) > side else 1.1 * side / short))
     return tuple(photos)
 
 
-def _crop(photo: Bytes, generator: np.random.Generator) -> Bytes:
-    top, left = (int(generator.integers(side - SIZE)) for side in photo.shape[:2])
-    return photo[top : top + SIZE, left : left + SIZE]
+def scale_linear(photo: Bytes, scale: float) -> Bytes:
+    """Scale as OpenCV's linear resize, which does not average, in its whole numbers: weights are in 2048ths."""
+    (top, below, high, low), (left, right, near, far) = (_between(side, scale) for side in photo.shape[:2])
+    whole = photo.astype(np.int32)
+    lines = whole[:, left] * near[:, None] + whole[:, right] * far[:, None]  # (rows, new columns, 3)
+    quarters = ((lines[top] >> 4) * high[:, None, None] >> 16) + ((lines[below] >> 4) * low[:, None, None] >> 16)
+    return (quarters + 2 >> 2).astype(np.uint8)
+
+
+def _between(side: int, scale: float) -> tuple[npt.NDArray[np.int32], ...]:
+    """For each pixel of a scaled line: the two pixels that it lies between, and their weights in 2048ths."""
+    middle = (np.arange(round(side * scale)) + 0.5) / scale - 0.5
+    first = np.clip(np.floor(middle), 0, side - 1)
+    weight = np.rint(2048 * np.clip(middle - first, 0, 1))
+    numbers = np.stack([first, np.minimum(first + 1, side - 1), 2048 - weight, weight])
+    return tuple(numbers.astype(np.int32))
+
+
+def _crop(photo: Bytes, side: int, generator: np.random.Generator) -> Bytes:
+    top, left = (int(generator.integers(room - side)) for room in photo.shape[:2])
+    return photo[top : top + side, left : left + side]
 
 
 def fog(images: Bytes, fog_parameters: tuple[float, float], generators: Generators) -> Bytes:
-    """Add `thickness` times a plasma of `decay`, then scale so that no value exceeds the image's former maximum."""
+    """Add `thickness` times the corner of a plasma of `decay`, whose side is the next power of two.
+
+    Then scale so that no value exceeds the image's former maximum.
+    """
     thickness, decay = fog_parameters
+    side = images.shape[1]
     x = to_unit(images)
     brightest = x.max(axis=(1, 2, 3), keepdims=True)
-    fogged = x + thickness * plasma(generators, decay)[..., None]
+    fogged = x + thickness * plasma(generators, decay, 1 << (side - 1).bit_length())[:, :side, :side, None]
     return to_bytes(fogged * brightest / (brightest + thickness))
 
 
-def plasma(generators: Generators, decay: float, size: int = SIZE) -> Floats:
+def plasma(generators: Generators, decay: float, size: int) -> Floats:
     """Draw one fractal height map per generator by diamond-square on a torus, scaled to [0, 1]: (N, size, size).
 
     `size` is a power of two. The published generator multiplies a draw from (-w, w) by w once more and divides w by
