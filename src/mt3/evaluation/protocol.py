@@ -14,6 +14,7 @@ from mt3.config.adaptation import Adaptation
 from mt3.data import CorruptedSet, Dataset
 from mt3.models.classifier import MT3Model
 from mt3.models.store import tensors_hash
+from mt3.objectives.augment import SIDE
 from mt3.support.errors import InputError
 from mt3.support.version import __version__
 
@@ -53,7 +54,9 @@ class TestImages:
     def origin(self, sources: list[Source], count: int) -> dict[str, Any]:
         """Where the corrupted images come from, for the protocol; those of a directory are known by their bytes."""
         if self.corrupted is None:
-            return {"kind": "generated", "version": __version__, "seed": self.seed}
+            size = self._clean.size
+            told = {} if size == SIDE else {"parameter_set": corruptions.parameter_set(size)}
+            return {"kind": "generated", "version": __version__, "seed": self.seed, **told}
         digest = hashlib.blake2b(digest_size=16)
         for source in sources:
             digest.update(np.ascontiguousarray(self.corrupted.images_of(*source)[self.first :][:count]).data)
