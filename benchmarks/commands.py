@@ -1,14 +1,14 @@
 """The benchmarks' command line: `python -m benchmarks meta-step`, and what it prints and writes."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks import BENCHMARKS
-from mt3.cli.arguments import DATA_HELP, Parser, count, data_arguments, load_data, path, set_up
+from mt3.cli.arguments import Parser, chosen_data_arguments, count, load_data, path, set_up
 from mt3.support.files import check_can_write, write_json
 
-Run = Callable[[argparse.Namespace, Sequence[str]], None]
+Run = Callable[[argparse.Namespace], None]
 Sizes = dict[str, tuple[int, str]]  # field -> default, what it is
 
 NETWORK: Sizes = {"width": (32, "filters of the first stage"), "depth": (26, "layers, 6n+2")}
@@ -35,8 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
         if "width" in sizes:
             parser.add_argument("--scaling", action="store_true", help="also how time and memory grow")
         if name == "corruptions":
-            parser.add_argument("--data", default="digits", help=DATA_HELP)
-            data_arguments(parser)
+            chosen_data_arguments(parser)
         else:  # these are on one core
             parser.add_argument("--threads", type=count, help="of the CPU (default: all cores)")
             parser.set_defaults(device="cpu")
@@ -48,19 +47,19 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _checked(
-    run: Callable[[argparse.Namespace, Sequence[str]], None],
-) -> Callable[[argparse.Namespace, Sequence[str]], None]:
+    run: Callable[[argparse.Namespace], None],
+) -> Callable[[argparse.Namespace], None]:
     """Refuse a file that cannot be written before measuring."""
 
-    def checked(args: argparse.Namespace, extra: Sequence[str]) -> None:
+    def checked(args: argparse.Namespace) -> None:
         if args.json is not None:
             check_can_write(args.json)
-        run(args, extra)
+        run(args)
 
     return checked
 
 
-def _meta_step(args: argparse.Namespace, extra: Sequence[str]) -> None:
+def _meta_step(args: argparse.Namespace) -> None:
     from benchmarks.meta_step import Setting, bench_meta_step, meta_step_summary
 
     set_up(args)
@@ -68,7 +67,7 @@ def _meta_step(args: argparse.Namespace, extra: Sequence[str]) -> None:
     _show(args, meta_step_summary, bench_meta_step(setting, args.rounds, args.scaling))
 
 
-def _adapt(args: argparse.Namespace, extra: Sequence[str]) -> None:
+def _adapt(args: argparse.Namespace) -> None:
     from benchmarks.adapt import Setting, adapt_summary, bench_adapt
 
     set_up(args)
@@ -76,20 +75,20 @@ def _adapt(args: argparse.Namespace, extra: Sequence[str]) -> None:
     _show(args, adapt_summary, bench_adapt(setting, args.rounds, args.scaling))
 
 
-def _augment(args: argparse.Namespace, extra: Sequence[str]) -> None:
+def _augment(args: argparse.Namespace) -> None:
     from benchmarks.augment import augment_summary, bench_augment
 
     set_up(args)
     _show(args, augment_summary, bench_augment(args.images, args.rounds))
 
 
-def _corruptions(args: argparse.Namespace, extra: Sequence[str]) -> None:
+def _corruptions(args: argparse.Namespace) -> None:
     from benchmarks.corruptions import bench_corruptions, corruptions_summary
 
     _show(args, corruptions_summary, bench_corruptions(load_data(args), args.images, args.severity, args.rounds))
 
 
-def _all(args: argparse.Namespace, extra: Sequence[str]) -> None:
+def _all(args: argparse.Namespace) -> None:
     from benchmarks.everything import bench_all, summary
 
     set_up(args)

@@ -46,25 +46,8 @@ def test_wheel_carries_presets_digits_weights_and_types(unpacked):
 
 
 def test_wheel_trains_outside_the_checkout(unpacked, tmp_path):
-    words = [
-        "train",
-        "--method",
-        "mt3",
-        "--data",
-        "digits",
-        "--preset",
-        "demo",
-        "--out",
-        "run",
-        "--start",
-        "supervised:0.02",
-        "--max-steps",
-        "2",
-        "--width",
-        "4",
-        "--tasks",
-        "1",
-    ]
+    words = ["train", "--method", "mt3", "--data", "digits", "--preset", "demo", "--out", "run"]
+    words += ["--start", "supervised:0.02", "--max-steps", "2", "--width", "4", "--tasks", "1"]
     environment = os.environ | {"PYTHONPATH": str(unpacked)}
     where = subprocess.run(
         [sys.executable, "-c", "import mt3; print(mt3.__file__)"],

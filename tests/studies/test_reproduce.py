@@ -1,4 +1,4 @@
-"""`mt3 reproduce`: its plan, a tiny study from beginning to end, no work twice, kills at any moment, refusals."""
+"""`mt3 reproduce`: a tiny study from beginning to end, no work twice, kills at any moment."""
 
 import json
 import os
@@ -12,97 +12,48 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import mt3
-from mt3.cli.main import main
-from mt3.config.config import make_config
+from commands import run
+from mt3.config.config import config_from_dict
 from mt3.corruptions.write import write_corrupted
-from mt3.data import Dataset, load_digits, open_corrupted
-from mt3.evaluation.evaluate import TestImages
+from mt3.data import Dataset, open_corrupted
+from mt3.evaluation.protocol import TestImages
 from mt3.reporting.collect import collect
 from mt3.reporting.published import published_table
-from mt3.studies.clock import time_step
-from mt3.studies.plan import Part, Study, paper_methods, plan_tests, plan_text, plan_trainings
+from mt3.results.facts import read_evaluation
+from mt3.studies.plan import Study, paper_methods
 from mt3.studies.reproduce import reproduce
-from mt3.support.errors import InputError
-from mt3.support.progress import duration
-
-SMALL = ["--depth", "8", "--width", "4", "--hidden", "8", "--projection", "6", "--checkpoint-every", "1"]
-SHORT = ["--task-size", "2", "--task-images", "1", "--epochs", "0.006", "--test-views", "2"]
-ALIKE = ["--batch-aug", "true", "--pad", "2", "--flip", "false"]  # so that all have one start
-FIELDS = [*SMALL, *SHORT, *ALIKE, "--warm-method", "baseline", "--warm-epochs", "0.05"]
-TESTED = ["--corruptions", "contrast", "--limit", "4", "--sweep-limit", "2"]
-STUDY = ["--methods", "mt3", "baseline", "--seeds", "2", "--ablations", "norm-only", "lr", *TESTED, "--threads", "1"]
-LRS = ("0", "0.025", "0.05", "0.2", "0.4")  # the paper's own is 0.1
-EXPECTED = [
-    *(f"{method}/seed-{seed}/evaluation.json" for method in ("baseline", "mt3") for seed in (0, 1)),
-    *(f"mt3/seed-{seed}/sweep-{name}.json" for seed in (0, 1) for name in ("own", *(f"lr-{lr}" for lr in LRS))),
-    *(f"ablations/norm-only/seed-{seed}/evaluation.json" for seed in (0, 1)),
-]
-
-
-def words(out: Path, *more: str) -> list[str]:
-    return ["reproduce", "--data", "digits", "--preset", "paper", "--out", str(out), *STUDY, *FIELDS, *more]
-
-
-def run(capsys, *arguments: str | Path) -> tuple[int, str, str]:
-    code = main([str(a) for a in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def times(folder: Path) -> dict[str, int]:
-    found = {str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.rglob("*")}
-    return {name: t for name, t in found.items() if not name.startswith("report")}
-
-
-@pytest.fixture(autouse=True)
-def hurry(monkeypatch):
-    monkeypatch.setattr("mt3.studies.clock.TIMED", 0.0)
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_digits()
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory) -> Path:
-    """A whole study, not interrupted."""
-    out = tmp_path_factory.mktemp("study") / "whole"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mt3.studies.clock.TIMED", 0.0)
-        assert main(words(out)) == 0
-    return out
+from mt3.training.loop import train
+from mt3.training.runs import RunOptions
+from small_study import EXPECTED, FIELDS, TESTED, contents, times, words
 
 
 def test_a_study_trains_evaluates_and_reports(study):
     names = {p for p in contents(study) if p.endswith(".json") and Path(p).stem.startswith(("evaluation", "sweep"))}
     assert names == set(EXPECTED)
     results = collect([study])
-    assert {name: [e.seed for e in runs] for name, runs in results.main.items()} == {"baseline": [0, 1], "mt3": [0, 1]}
-    assert list(results.ablations) == [("mt3", "norm-only (adapt_layers=norm)")]
-    assert mt3.load(study / "ablations" / "norm-only" / "seed-1").adapt_layers == "norm"
+    assert {name: [e.run.seed for e in runs] for name, runs in results.main.items()} == {
+        "baseline": [0, 1],
+        "mt3": [0, 1],
+    }
+    assert list(results.ablations) == [("mt3", "norm-only (layers=norm)")]
+    assert mt3.load(study / "ablations" / "norm-only" / "seed-1").adaptation.layers == "norm"
     assert all(e.has("clean_other") and e.has("same_corruption") for e in results.main["mt3"])
     assert not results.notes
-    assert len(results.curves) == 2
+    assert len(results.curves.paths) == 2
     assert sorted({e.setting.lr for e in results.others}) == [0, 0.025, 0.05, 0.1, 0.2, 0.4]
     assert {e.protocol["images"] for e in results.others} == {2}
     text = (study / "report" / "report.md").read_text()
-    for wanted in ("| MT3: default ", "| MT3: norm-only (adapt_layers=norm) ", "All of these are on 2 images."):
+    for wanted in ("| MT3: default ", "| MT3: norm-only (layers=norm) ", "All of these are on 2 images."):
         assert wanted in text
     assert "`mt3/seed-0/evaluation.json`, `mt3/seed-1/evaluation.json`" in text
     assert str(study) not in "".join(p.read_text() for p in (study / "report").glob("*.[mtc]*"))
 
 
-def test_trainings_share_a_warm_start(study):
+def test_trainings_share_a_start(study):
     for seed in (0, 1):
-        folders = [study / name / f"seed-{seed}" / "warm" for name in ("baseline", "mt3", "ablations/norm-only")]
+        folders = [study / name / f"seed-{seed}" / "start" for name in ("baseline", "mt3", "ablations/norm-only")]
         first = contents(folders[0])
         assert "model.safetensors" in first
         assert all(contents(folder) == first for folder in folders[1:])  # run.json with its seconds, too: it is a copy
@@ -111,20 +62,20 @@ def test_trainings_share_a_warm_start(study):
 def test_a_start_may_have_a_start_which_others_share(capsys, tmp_path):
     """Of the preset cpu: MT3 begins from JT, and that from the supervised training from which the row of JT begins."""
     begin = ["reproduce", "--data", "digits", "--preset", "cpu", "--out", str(tmp_path), "--methods", "jt", "mt3"]
-    fields = [*SMALL, "--epochs", "0.05", "--test-views", "2", "--checkpoint-every", "100"]
+    fields = [*FIELDS, "--epochs", "0.05"]
     assert run(capsys, *begin, "--seeds", "1", *fields, *TESTED, "--threads", "1")[0] == 0
     joint, meta = (tmp_path / method / "seed-0" for method in ("jt", "mt3"))
-    supervised = contents(joint / "warm")
-    assert json.loads(supervised["run.json"])["config"]["method"] == "baseline"
-    assert contents(meta / "warm" / "warm") == supervised  # a copy, with its seconds
-    began = json.loads((meta / "warm" / "run.json").read_text())
+    supervised = contents(joint / "start")
+    assert json.loads(supervised["run.json"])["config"]["method"] == "supervised"
+    assert contents(meta / "start" / "start") == supervised  # a copy, with its seconds
+    began = json.loads((meta / "start" / "run.json").read_text())
     assert (began["config"]["method"], began["config"]["schedule"]) == ("jt", "cosine")
     run_file = json.loads((meta / "run.json").read_text())
-    assert began["init"] == run_file["init"] == "warm"
-    protocol = json.loads((meta / "evaluation.json").read_text())["protocol"]
-    assert protocol["trained_steps"] == protocol["total_steps"] == run_file["chain"]["total_steps"]
-    starts = [json.loads((meta / name / "run.json").read_text())["step"] for name in ("warm/warm", "warm")]
-    assert run_file["chain"]["step"] == sum(starts) + run_file["step"]
+    assert began["init"] == run_file["init"] == "start"
+    trained = read_evaluation(meta / "evaluation.json").run
+    assert trained.step == trained.total_steps == run_file["about"]["total_steps"]
+    starts = [json.loads((meta / name / "run.json").read_text())["step"] for name in ("start/start", "start")]
+    assert run_file["about"]["step"] == sum(starts) + run_file["step"]
     code, out, _ = run(capsys, *begin, "--seeds", "1", *fields, *TESTED, "--threads", "1")
     assert code == 0
     assert "4 of 4 parts are done." in out
@@ -149,68 +100,17 @@ def test_a_second_call_does_no_work(study, capsys, monkeypatch):
     assert times(study) == before
 
 
-def test_a_dry_run_writes_nothing(tmp_path, capsys):
-    code, out, err = run(capsys, *words(tmp_path / "new"), "--dry-run")
-    assert code == 0
-    assert not (tmp_path / "new").exists()
-    assert "4 test images under each of 1 corruptions, severity 5, 2 for the sweeps" in out
-    for line in ("train baseline, seed 0 after baseline", "evaluate mt3, seed 1, 6 settings of lr", "report"):
-        assert f"| {line} " in out
-    assert "0 of 14 parts are done; the others take about" in out
-    assert "timing a few steps" in err
-
-
-def test_the_plan_in_words(tmp_path, digits):
-    study = Study(tmp_path, TestImages(digits), "demo", ["mt3"], 2, ["fog", "snow"], [3, 5], overrides={"lr": "0.1"})
-    parts = [
-        Part("train mt3, seed 0", 1.0, 0.0, int),
-        Part("evaluate mt3, seed 0", 0.25, 42.0, int),
-        Part("train mt3, seed 1", 0.0, 63.0, int),
-    ]
-    assert plan_text(study, parts).splitlines() == [
-        "preset demo on digits, with lr=0.1",
-        f"seeds 0, 1, into {tmp_path}",
-        "50 test images under each of 2 corruptions, severity 3, 5",
-        "",
-        "| part                 |     state |   estimate |",
-        "|----------------------|----------:|-----------:|",
-        "| train mt3, seed 0    |      done |            |",
-        "| evaluate mt3, seed 0 | 25 % done |       42 s |",
-        "| train mt3, seed 1    |     to do | 1 min 03 s |",
-        "| report               |     to do |            |",
-        "",
-        "1 of 3 parts are done; the others take about 1 min 45 s on this machine.",
-    ]
-
-
-def test_long_times_are_in_days():
-    spans = [round(h * 3600) for h in (0.5, 2.25, 47.99, 48, 3549)]
-    assert [duration(s) for s in spans] == ["30 min 00 s", "2 h 15 min", "47 h 59 min", "2 days 0 h", "147 days 21 h"]
-
-
-def test_the_estimate_counts_steps_images_and_a_shared_warm_start(tmp_path, digits, capsys, monkeypatch):
-    """A step takes 10 s and an image 1 s here."""
-    monkeypatch.setattr("mt3.studies.clock.time_step", lambda *_: 10.0)
-    monkeypatch.setattr("mt3.studies.clock.time_image", lambda *_: 1.0)
-    code, out, _ = run(capsys, *words(tmp_path / "new"), "--dry-run")
-    assert code == 0
-    lines = [[cell.strip() for cell in line.split("|")[1:4]] for line in out.splitlines() if line.startswith("|")]
-    estimates = {part: estimate for part, _, estimate in lines}
-    # 1297 images: mt3 has 324 steps of 4 in an epoch, the baseline 1297 of one, its warm start 10 of 128
-    assert estimates["train mt3, seed 0 after baseline"] == "20 s"  # 2 steps; the warm start is the baseline's
-    assert estimates["train baseline, seed 0 after baseline"] == "1 min 30 s"  # 8 steps and one of the warm start
-    assert estimates["evaluate mt3, seed 0"] == "8 s"  # contrast and clean, 4 images each
-    assert estimates["evaluate mt3, seed 0, 6 settings of lr"] == "24 s"
-
-
-def test_partly_done_parts_are_recognised(study, tmp_path, capsys):
+def test_partly_done_parts_are_recognised(study, tmp_path, capsys, digits):
     out = tmp_path / "cut"
     shutil.copytree(study, out)
     folder = out / "mt3" / "seed-1"
     state = contents(folder)
-    for name in ("config.json", "model.safetensors", "run.json", "evaluation.json", "evaluation.npz"):
+    for path in [path for path in folder.iterdir() if path.name != "start"]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    config = config_from_dict(json.loads(state["run.json"])["config"])
+    train(config, digits, folder, RunOptions(resume=True, max_steps=2))  # one of its start, one of two of its own
+    for name in ("config.json", "model.safetensors"):
         (folder / name).unlink()
-    (folder / "checkpoints" / "step-00000002.safetensors").unlink()
     run_file = state["run.json"].decode()
     cut = run_file[: run_file.index(',\n  "step"')] + "\n}\n"  # as it is while training
     (folder / "run.json").write_text(cut)
@@ -238,9 +138,9 @@ def test_a_study_may_be_moved_and_grow(study, tmp_path, capsys, monkeypatch):
     code, text, _ = run(capsys, *words(Path("moved"), "--ablations", "no-b"), "--dry-run")
     assert code == 0
     assert [line.split("|")[1].strip() for line in text.splitlines() if "to do" in line] == [
-        "train mt3 no-b, seed 0 after baseline",
+        "train mt3 no-b, seed 0 after supervised",
         "evaluate mt3 no-b, seed 0",
-        "train mt3 no-b, seed 1 after baseline",
+        "train mt3 no-b, seed 1 after supervised",
         "evaluate mt3 no-b, seed 1",
         "report",
     ]
@@ -335,46 +235,6 @@ def test_other_settings_than_those_that_are_there_are_refused(study, capsys):
     assert times(study) == before
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--methods", "mt4"], "Unknown method 'mt4' (did you mean 'mt3'?): expected one of baseline-sun"),
-        (["--ablations", "no-c"], "Unknown ablation 'no-c' (did you mean 'no-b'?): expected one of no-b"),
-        (["--methods", "baseline", "--ablations", "lr"], "The ablation lr evaluates jt and mt3, of which none is"),
-        (["--ablations", "first-order", "--order", "first"], "trained as the ablation first-order (order=first) alr"),
-        (["--seeds", "0"], "Expected at least 1 seed"),
-        (["--jobs", "0"], "Expected at least 1 job, got 0; give --jobs 1"),
-        (["--seed", "1"], "Unexpected argument '--seed': every training has its own; give --seeds"),
-        (["--method", "mt3"], "Unexpected argument '--method': every training has its own; give --methods"),
-        (["--limit", "1"], "they need at least 2 images; raise --limit"),
-        (["--limit", "0"], "they need at least 2 images; raise --limit"),
-        (["--severity", "6"], "Expected severities from 1 to 5, got 6"),
-        (["--corruptions", "rain"], "rain"),
-        (["--depth", "9"], "Expected a depth of 6n+2 layers"),
-        (["--methods", "baseline", "--task-size", "5000"], "A step needs 5000 images, but digits has 1297"),
-        (["--widht", "4"], "Unexpected argument '--widht' (did you mean '--width'?); see"),
-        (["--download", "--dry-run"], "A dry run writes nothing"),
-        (["--preset", "papers"], "Unknown preset 'papers'"),
-        (["--data", "mnist"], "mnist"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_before_any_work(tmp_path, capsys, monkeypatch, more, message):
-    monkeypatch.setattr("mt3.studies.reproduce.train", None)
-    code, _, err = run(capsys, "reproduce", "--out", tmp_path / "new", "--threads", "1", *more)
-    assert code == 2
-    assert message in err
-    assert err.count("\n") == 1
-    assert not (tmp_path / "new").exists()
-
-
-def test_missing_frost_photos_are_said_before_any_work(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("mt3.corruptions.weather.frost_photos", lambda: None)
-    code, _, err = run(capsys, "reproduce", "--out", tmp_path / "new", "--threads", "1", "--data", "cifar10")
-    assert code == 2
-    assert "Corruption 'frost' needs photos" in err  # before the data, which is not there either
-    assert not (tmp_path / "new").exists()
-
-
 def test_only_one_process_at_a_time(study, capsys):
     from mt3.support.files import own_directory
 
@@ -384,17 +244,11 @@ def test_only_one_process_at_a_time(study, capsys):
     assert "Another process is writing to" in err
 
 
-def test_methods_are_those_of_the_papers_tables():
-    five = ["baseline-sun", "jt-rotation", "baseline", "jt", "mt3"]
-    assert paper_methods("cifar10") == paper_methods("digits") == five
-    assert paper_methods("cifar100") == ["baseline", "jt", "mt3"]
-
-
 def test_the_papers_numbers_stand_beside_cifar(tmp_path):
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8), np.arange(40) % 10
     data = Dataset("cifar10", images, labels, images[:4], labels[:4], tuple("abcdefghij"))
-    small = {"depth": 8, "width": 2, "groups": 1, "hidden": 4, "projection": 4, "epochs": 0.1, "test_views": 1}
+    small = {"depth": 8, "width": 2, "hidden": 4, "projection": 4, "epochs": 0.1, "test_views": 1}
     study = Study(
         tmp_path, TestImages(data), "paper", ["baseline"], 1, ["fog"], [5], overrides=small | {"task_size": 4}
     )
@@ -411,7 +265,7 @@ def test_cifar100_has_the_papers_three_trainings_and_takes_a_corrupted_directory
     images, labels = rng.integers(0, 256, (100, 32, 32, 3), dtype=np.uint8), np.arange(100)
     data = Dataset("cifar100", images, labels, images[:6], labels[:6], tuple(f"class {i}" for i in range(100)))
     write_corrupted(data, tmp_path / "c", ["fog", "contrast"], [5])
-    small = {"depth": 8, "width": 2, "groups": 1, "hidden": 4, "projection": 4, "epochs": 0.05, "test_views": 1}
+    small = {"depth": 8, "width": 2, "hidden": 4, "projection": 4, "epochs": 0.05, "test_views": 1}
     corrupted = TestImages(data, open_corrupted(tmp_path / "c"))
     methods = paper_methods("cifar100")
     assert methods == ["baseline", "jt", "mt3"]
@@ -428,32 +282,3 @@ def test_cifar100_has_the_papers_three_trainings_and_takes_a_corrupted_directory
     capsys.readouterr()
     reproduce(study, dry_run=True)
     assert "6 of 6 parts are done." in capsys.readouterr().out
-
-
-def test_a_slow_step_is_taken_once(digits, monkeypatch):
-    taken = []
-    monkeypatch.setattr("mt3.studies.clock.gradient_of_step", lambda *words, **_: taken.append(words[4]))
-    monkeypatch.setattr("mt3.studies.clock.apply_gradient", lambda *_: None)
-    config = make_config("baseline", "digits", "demo", overrides={"width": 4})
-    monkeypatch.setattr("mt3.studies.clock.SLOW", 0.0)
-    time_step(config, digits, torch.device("cpu"))
-    assert taken == [0]
-    monkeypatch.setattr("mt3.studies.clock.SLOW", 60.0)
-    monkeypatch.setattr("mt3.studies.clock.TIMED", 0.0)
-    time_step(config, digits, torch.device("cpu"))
-    assert taken == [0, 0, 1]
-
-
-def test_the_same_ablation_twice_is_one(tmp_path, digits):
-    study = Study(tmp_path, TestImages(digits), "demo", ["mt3"], 1, ["fog"], [5], ablations=["steps", "views"])
-    (training,) = plan_trainings(study)
-    _, sweeps = plan_tests(study, training)
-    files = [t.file.name for tests in sweeps.values() for t in tests]
-    assert len(files) == len(set(files)) == 1 + 5 + 6
-    assert [t.setting for t in sweeps["steps"]] == [{}, *({"steps": s} for s in (0, 2, 3, 5, 10))]
-    with pytest.raises(InputError, match="mt3 is trained as the ablation"):
-        plan_trainings(
-            Study(
-                tmp_path, TestImages(digits), "demo", [], 1, [], [], ablations=["no-b"], overrides={"batch_aug": False}
-            )
-        )

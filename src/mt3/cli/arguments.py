@@ -1,26 +1,24 @@
 """What the commands' parsers share: kinds of arguments, groups of them, and what is set up from them."""
 
 import argparse
-import math
 import os
 import sys
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mt3.config.config import FIELDS, preset_names
+from mt3.config.words import GIVEN
 from mt3.data import DATASETS, Dataset, load_dataset
 from mt3.data.folder import KIND, SIZE, folder_name
 from mt3.support.errors import WORD, InputError, name_list, one_of, shown, suggest
-
-DATA_HELP = f"one of {name_list(DATASETS)}, {KIND}PATH (default: digits)"
-PRESET_DEFAULTS = "demo for the digits, small for own photos, paper for CIFAR"
 
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence, and what was probably meant; the arguments it reads have it as `parser`."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
         self.set_defaults(parser=self)
         self._words: list[str] = []
 
@@ -30,48 +28,34 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required"):
-            self._refuse_misspelt_required()
+            for word in self._words:  # perhaps one of them was misspelt
+                if word.startswith("--") and word.partition("=")[0] not in self._option_string_actions:
+                    self.refuse(word)
         raise InputError(f"{message[:1].upper()}{message[1:]}; see `{self.prog} --help`.")
 
-    def refuse(self, word: str, others: Iterable[str] = ()) -> NoReturn:
-        """Refuse an argument that is none of this parser's options, nor of the others that the command takes."""
-        close = suggest(word.partition("=")[0], [*self._option_string_actions, *others])
+    def refuse(self, word: str) -> NoReturn:
+        """Refuse an argument that is none of this parser's options."""
+        close = suggest(word.partition("=")[0], self._option_string_actions)
         raise InputError(f"Unexpected argument '{shown(word)}'{close}; see `{self.prog} --help`.")
-
-    def _refuse_misspelt_required(self) -> None:
-        """Where an option that is needed was given under a name like its own, say so rather than that it is missing."""
-        needed = [option for action in self._actions if action.required for option in action.option_strings]
-        missing = [option for option in needed if option not in self._words]
-        for word in self._words:
-            name = word.partition("=")[0]
-            if name.startswith("--") and name not in self._option_string_actions and suggest(name, missing):
-                self.refuse(word)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             raise InputError(one_of(str(action.metavar or action.dest).lower(), value, action.choices))
 
 
-def count(text: str) -> int:
-    if not text.isdecimal() or len(text) > 9:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 999999999, got '{shown(text)}'")
+def count(text: str, low: int = 0) -> int:
+    if not text.isdecimal() or len(text) > 9 or int(text) < low:
+        raise argparse.ArgumentTypeError(f"expected a whole number from {low} to 999999999, got '{shown(text)}'")
     return int(text)
+
+
+positive = partial(count, low=1)
 
 
 def path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("expected a path, got an empty one")
     return Path(text)
-
-
-def rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got '{shown(text)}'")
-    return value
 
 
 def data_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,8 +79,38 @@ def load_data(args: argparse.Namespace) -> Dataset:
     return load_dataset(args.data, args.data_dir, args.download, args.size, args.skip_broken)
 
 
-def default_preset(data: str) -> str:
-    return "demo" if data == "digits" else "small" if data.startswith(KIND) else "paper"
+def chosen_data_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)}, {KIND}PATH (default: digits)")
+    data_arguments(parser)
+
+
+def training_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to train on, and any field of a training, which `field_help` describes."""
+    chosen_data_arguments(parser)
+    told = f"one of {name_list(preset_names())} (default: demo for the digits, small for own photos, paper for CIFAR)"
+    parser.add_argument("--preset", help=told)
+    for name in FIELDS:
+        if name not in GIVEN:
+            option = f"--{name.replace('_', '-')}"
+            parser.add_argument(option, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def given_fields(args: argparse.Namespace) -> dict[str, str]:
+    """The fields of a training that the command line sets."""
+    return {name: value for name, value in vars(args).items() if name in FIELDS and name not in GIVEN}
+
+
+def corruption_arguments(parser: argparse.ArgumentParser, groups: str, severities: str) -> None:
+    parser.add_argument("--corruptions", nargs="+", action="extend", metavar="NAME", help=f"names, or: {groups}")
+    parser.add_argument("--severity", type=count, nargs="+", action="extend", help=f"1 to 5 (default: {severities})")
+
+
+def adapt_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=count, help="inner steps (default: the model's)")
+    parser.add_argument("--lr", type=float, help="inner learning rate (default: the model's)")
+    parser.add_argument("--views", type=count, help="views K_T (default: the model's)")
+    parser.add_argument("--gate", type=float, metavar="P", help="do not adapt where the model is sure to probability P")
+    parser.add_argument("--seed", type=count, default=0, help="of the views")
 
 
 def compute_arguments(parser: argparse.ArgumentParser) -> None:

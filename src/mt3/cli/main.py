@@ -7,30 +7,24 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from mt3.cli import commands
 from mt3.cli.arguments import (
-    DATA_HELP,
-    PRESET_DEFAULTS,
     Parser,
+    adapt_arguments,
+    chosen_data_arguments,
     compute_arguments,
+    corruption_arguments,
     count,
     data_arguments,
     path,
-    rate,
+    positive,
     settle_data,
-)
-from mt3.cli.commands import (
-    corrupt_command,
-    demo_command,
-    evaluate_command,
-    predict_command,
-    report_command,
-    reproduce_command,
-    train_command,
+    training_arguments,
 )
 from mt3.config.adaptation import LAYERS
-from mt3.config.config import preset_names
 from mt3.config.methods import METHODS
 from mt3.config.words import field_help
 from mt3.studies.ablations import ABLATIONS
@@ -38,6 +32,7 @@ from mt3.support.errors import WORD, InputError, name_list, shown
 from mt3.support.signals import Stopped, stop_on_signals
 from mt3.support.version import __version__
 
+TESTED = "all (the paper's; default), held-out, every, none"
 RESUMABLE = ("evaluate", "corrupt", "reproduce", "demo")  # `train` says how far it is, and needs --resume
 
 
@@ -47,17 +42,15 @@ def _parser() -> argparse.ArgumentParser:
         description="Meta test-time training: image classifiers that adapt to each single unlabeled image.",
     )
     parser.add_argument("--version", action="version", version=f"mt3 {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="COMMAND")
+    subparsers = parser.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="COMMAND")
 
-    train = commands.add_parser(
+    train = subparsers.add_parser(
         "train",
         help="train one of the paper's methods",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=field_help(),
     )
     train.add_argument("--method", required=True, help=f"one of {name_list(METHODS)}")
-    train.add_argument("--data", default="digits", help=DATA_HELP)
-    train.add_argument("--preset", help=f"one of {name_list(preset_names())} (default: {PRESET_DEFAULTS})")
     train.add_argument("--out", type=path, required=True, help="the run's directory")
     train.add_argument("--seed", type=count, default=0)
     train.add_argument("--max-steps", type=count, help="stop after this many, its start's included; --resume goes on")
@@ -67,18 +60,13 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--checkpoint-every", type=count, metavar="N", help="steps from one checkpoint to the next")
     train.add_argument("--snapshot-every", type=count, metavar="N", help="keep the model every so many steps, too")
     train.add_argument("--tensorboard", action="store_true", help="also log for TensorBoard (an extra)")
-    data_arguments(train)
+    training_arguments(train)
     compute_arguments(train)
-    train.set_defaults(run=train_command)
+    train.set_defaults(run=commands.train_command)
 
-    evaluate = commands.add_parser("evaluate", help="accuracy under corruption, before and after adapting")
+    evaluate = subparsers.add_parser("evaluate", help="accuracy under corruption, before and after adapting")
     evaluate.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
-    evaluate.add_argument(
-        "--corruptions", nargs="+", action="extend", help="names, or: all (the paper's; default), held-out, every, none"
-    )
-    evaluate.add_argument(
-        "--severity", type=count, nargs="+", action="extend", help="1 to 5 (default: 5); several give all of them"
-    )
+    corruption_arguments(evaluate, TESTED, "5")
     evaluate.add_argument("--limit", type=count, help="only this many images of the test split")
     evaluate.add_argument("--first", type=count, default=0, metavar="INDEX", help="from this image on (default: 0)")
     evaluate.add_argument("--corrupted", type=path, metavar="DIR", help="images in the published -C layout")
@@ -88,45 +76,38 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--label", default="", help="the name of this variant in a report (default: the reference)")
     evaluate.add_argument("--data", help="the data set, if RUN does not say")
     evaluate.add_argument("--out", type=path, help="JSON file (default: RUN/evaluation.json)")
-    _adapt_arguments(evaluate)
+    adapt_arguments(evaluate)
     data_arguments(evaluate)
     compute_arguments(evaluate)
-    evaluate.set_defaults(run=evaluate_command)
+    evaluate.set_defaults(run=commands.evaluate_command)
 
-    predict = commands.add_parser("predict", help="class and probability of image files, before and after adapting")
+    predict = subparsers.add_parser("predict", help="class and probability of image files, before and after adapting")
     predict.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
     predict.add_argument("images", type=path, nargs="+", metavar="IMAGE")
     predict.add_argument("--json", action="store_true", help="print JSON")
-    _adapt_arguments(predict)
+    adapt_arguments(predict)
     compute_arguments(predict)
-    predict.set_defaults(run=predict_command)
+    predict.set_defaults(run=commands.predict_command, unadapted=False, controls=False)
 
-    corrupt = commands.add_parser("corrupt", help="write corrupted test images in the published -C layout")
-    corrupt.add_argument("--data", default="digits", help=DATA_HELP)
+    corrupt = subparsers.add_parser("corrupt", help="write corrupted test images in the published -C layout")
     corrupt.add_argument("--out", type=path, metavar="DIR", help="the directory to write; whole files in it are kept")
-    corrupt.add_argument(
-        "--corruptions", nargs="+", action="extend", help="names, or: all (the paper's), held-out, every (default)"
-    )
-    corrupt.add_argument("--severity", type=count, nargs="+", action="extend", help="1 to 5 (default: all five)")
+    corruption_arguments(corrupt, "all (the paper's), held-out, every (default)", "all five")
     corrupt.add_argument("--limit", type=count, help="only this many images of the test split")
     corrupt.add_argument("--seed", type=count, default=0)
-    corrupt.add_argument("--workers", type=count, help="processes (default: one for each core)")
+    corrupt.add_argument("--workers", type=positive, help="processes (default: one for each core)")
     corrupt.add_argument("--preview", type=path, metavar="FILE", help="draw one image under all of them (.png or .pdf)")
     corrupt.add_argument("--image", type=count, default=0, metavar="INDEX", help="which test image to draw")
-    data_arguments(corrupt)
-    corrupt.set_defaults(run=corrupt_command)
+    chosen_data_arguments(corrupt)
+    corrupt.set_defaults(run=commands.corrupt_command)
 
-    reproduce = commands.add_parser(
+    reproduce = subparsers.add_parser(
         "reproduce",
         help="the paper's tables from nothing: every training, every evaluation and the report",
         description="Trains, evaluates and reports, and begins with a plan that says how long each part takes here. "
         "Finished parts are not done again, so that the same command goes on after a kill. "
         "Any field of the trainings can be set for all of them, as in `mt3 train`.",
-        allow_abbrev=False,
     )
-    reproduce.add_argument("--data", default="digits", help=DATA_HELP)
-    reproduce.add_argument("--preset", help=f"one of {name_list(preset_names())} (default: {PRESET_DEFAULTS})")
-    reproduce.add_argument("--seeds", type=count, default=3, help="how many, from 0 on (default: 3)")
+    reproduce.add_argument("--seeds", type=positive, default=3, help="how many, from 0 on (default: 3)")
     reproduce.add_argument("--out", type=path, metavar="DIR", help="the directory (default: runs/PRESET-DATA)")
     reproduce.add_argument(
         "--methods", nargs="+", action="extend", help=f"of {name_list(METHODS)} (default: those of the paper's table)"
@@ -134,22 +115,21 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.add_argument(
         "--ablations", nargs="+", action="extend", metavar="NAME", help=f"of {name_list(ABLATIONS)}, or all"
     )
-    reproduce.add_argument("--corruptions", nargs="+", action="extend", help="as of `mt3 evaluate`")
-    reproduce.add_argument("--severity", type=count, nargs="+", action="extend", help="1 to 5 (default: 5)")
+    corruption_arguments(reproduce, TESTED, "5")
     reproduce.add_argument("--corrupted", type=path, metavar="CDIR", help="images in the published -C layout")
     reproduce.add_argument("--limit", type=count, help="test images (default: 50 digits, all of CIFAR)")
     reproduce.add_argument(
         "--sweep-limit", type=count, help="test images for sweeps (default: 25 digits, else --limit)"
     )
     reproduce.add_argument(
-        "--jobs", type=count, help="runs at a time, each with its share of the threads (default: 2 on a CPU, else 1)"
+        "--jobs", type=positive, help="runs at a time, each with its share of the threads (default: 2 on a CPU, else 1)"
     )
     reproduce.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
-    data_arguments(reproduce)
+    training_arguments(reproduce)
     compute_arguments(reproduce)
-    reproduce.set_defaults(run=reproduce_command)
+    reproduce.set_defaults(run=commands.reproduce_command)
 
-    report = commands.add_parser("report", help="tables and figures from evaluations and training curves")
+    report = subparsers.add_parser("report", help="tables and figures from evaluations and training curves")
     report.add_argument(
         "results", type=path, nargs="*", metavar="DIR", help="directories or files, searched for results"
     )
@@ -157,24 +137,17 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--published", action="store_true", help="the paper's numbers beside them; without DIR, alone")
     report.add_argument("--words", type=path, metavar="FILE", help="Markdown that the report begins with")
     report.add_argument("--page", type=path, metavar="FILE", help="where the report goes (default: report.md in --out)")
-    report.set_defaults(run=report_command)
+    report.set_defaults(run=commands.report_command)
 
-    demo = commands.add_parser("demo", help="train and evaluate on the embedded digits, in minutes")
+    demo = subparsers.add_parser("demo", help="train and evaluate on the embedded digits, in minutes")
     demo.add_argument("--out", type=path, default=Path("runs/demo"))
     demo.add_argument("--seed", type=count, default=0)
-    demo.add_argument("--images", type=count, help="held-out images under each corruption (default: the demo's)")
-    demo.add_argument("--max-steps", type=count, help="of each training, for a quick look")
+    images = partial(count, low=2)  # a control adapts on another one
+    demo.add_argument("--images", type=images, help="held-out images under each corruption (default: the demo's)")
+    demo.add_argument("--max-steps", type=positive, help="of each training, for a quick look")
     compute_arguments(demo)
-    demo.set_defaults(run=demo_command)
+    demo.set_defaults(run=commands.demo_command)
     return parser
-
-
-def _adapt_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--steps", type=count, help="inner steps (default: the model's)")
-    parser.add_argument("--lr", type=rate, help="inner learning rate (default: the model's)")
-    parser.add_argument("--views", type=count, help="views K_T (default: the model's)")
-    parser.add_argument("--gate", type=rate, metavar="P", help="do not adapt where the model is sure to probability P")
-    parser.add_argument("--seed", type=count, default=0, help="of the views")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -192,17 +165,19 @@ def _run(make_parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str]
     command = ""
     try:
         args, extra = make_parser().parse_known_args(argv)
-        if extra and args.command not in ("train", "reproduce"):
+        if extra:
             args.parser.refuse(extra[0])
         command = args.command
         settle_data(args)
-        args.run(args, extra)
+        args.run(args)
         sys.stdout.flush()  # a full disk under it is said below
         return 0
     except InputError as error:
         print(f"mt3: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
+        if command == "train" and str(stop):
+            print(f"{stop}; --resume goes on", file=sys.stderr)
         again = "; the same command goes on where it stopped" if command in RESUMABLE else ""
         print(f"mt3: interrupted{again}", file=sys.stderr)
         return 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)

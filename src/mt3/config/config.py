@@ -215,7 +215,9 @@ def start_config(config: Config) -> Config | None:
 def departures(config: Config) -> dict[str, Any]:
     """In what a config differs from its preset."""
     preset = make_config(config.method, config.data, config.preset, config.seed)
-    return {name: getattr(config, name) for name in FIELDS if getattr(config, name) != getattr(preset, name)}
+    settled = {"precision"} if preset.precision == "auto" else set()
+    changed = [name for name in FIELDS if getattr(config, name) != getattr(preset, name) and name not in settled]
+    return {name: getattr(config, name) for name in changed}
 
 
 def _field(key: str) -> str:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mt3.adaptation.adapter import Adapter
@@ -27,6 +26,7 @@ from mt3.evaluation.pieces import (
     share_done,
     write_npz,
 )
+from mt3.evaluation.predict import as_tensor, probabilities
 from mt3.evaluation.protocol import CLEAN, Protocol, Source, TestImages, describe
 from mt3.models.classifier import MT3Model
 from mt3.results.facts import Evaluation, facts, read_evaluation
@@ -90,25 +90,25 @@ def _evaluate_missing(job: _Job, described: dict[str, Any], out: Path) -> None:
 def _predict_piece(job: _Job, piece: Piece) -> Results:
     """Probabilities of the piece's images, by row."""
     model, adapter, controls = job.model, job.adapter, job.protocol.controls
-    batch = _tensor(job.images.take(*piece), model.device)
+    batch = as_tensor(job.images.take(*piece), model.device)
     with undisturbed(model.device), torch.no_grad():
-        results: Results = {"before": _probabilities(model(batch))}
+        results: Results = {"before": probabilities(model(batch))}
     if adapter is None:
         return results
     # what the model adapted to image i predicts: the image itself and, as controls, its neighbour
     wanted: list[tuple[str, Tensor, int]] = [("after", batch, 0)]  # (row, images, distance)
     if controls and piece.source == CLEAN:
         for other in job.protocol.sources:
-            pictures = _tensor(job.images.take(other, piece.start, piece.stop), model.device)
+            pictures = as_tensor(job.images.take(other, piece.start, piece.stop), model.device)
             wanted.append((_clean_key(other), pictures, 1))
     elif controls:
         wanted.append(("same_corruption", batch, 1))
     others = torch.stack([pictures.roll(distance, 0) for _, pictures, distance in wanted], dim=1)
     answers = adapter.answer(batch, others)
     results["view_average"] = answers.view_average.float().cpu().numpy()
-    probabilities = _probabilities(answers.logits)
+    adapted = probabilities(answers.logits)
     for number, (row, _, distance) in enumerate(wanted):
-        results[row] = np.roll(probabilities[:, number], -distance, axis=0)
+        results[row] = np.roll(adapted[:, number], -distance, axis=0)
     return results
 
 
@@ -127,14 +127,3 @@ def _join(job: _Job, pieces: list[Piece], sources: list[Source]) -> dict[Source,
         for source in job.protocol.sources:
             rows[source]["clean_other"] = rows[CLEAN].pop(_clean_key(source))
     return rows
-
-
-def _tensor(images: NDArray[np.uint8], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).contiguous().to(device)
-
-
-def _probabilities(logits: Tensor) -> NDArray[np.float32]:
-    p = np.asarray(logits.float().softmax(-1).cpu().numpy())
-    if not np.isfinite(p).all():
-        raise InputError("The model's answer is not finite; lower --lr, or train it again.")
-    return p

@@ -1,7 +1,7 @@
 """The pieces of an evaluation on disk: an interruption loses at most the one under way."""
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,15 +25,17 @@ class Piece(NamedTuple):
     stop: int
 
 
-def pieces_of(sources: list[Source], count: int) -> list[Piece]:
-    """All pieces, each with the same images for every source before the next images."""
-    return [Piece(source, start, stop) for start, stop in _bounds(count) for source in sources]
+def pieces_of(sources: Sequence[Source], count: int) -> list[Piece]:
+    """Images 0 to count split evenly into pieces, each with the same images for every source before the next images.
+
+    No piece has a single image, unless count is 1: a control adapts on another one.
+    """
+    edges = np.linspace(0, count, _splits(count) + 1).round().astype(int).tolist()
+    return [Piece(source, start, stop) for start, stop in pairwise(edges) for source in sources]
 
 
-def _bounds(count: int) -> Iterator[tuple[int, int]]:
-    """Split 0..count evenly into pieces of at most PIECE images; none has a single image unless count is 1."""
-    edges = np.linspace(0, count, -(-count // PIECE) + 1).round().astype(int).tolist()
-    yield from pairwise(edges)
+def _splits(count: int) -> int:
+    return -(-count // PIECE)
 
 
 def folder_of(out: Path) -> Path:
@@ -70,8 +72,7 @@ def share_done(out: Path, protocol: dict[str, Any]) -> float:
         return 0.0
     _require_same(read_json(folder / "protocol.json"), protocol, folder)
     sources = int(protocol["clean"]) + len(protocol["corruptions"]) * len(protocol["severities"])
-    total = sources * len(list(_bounds(protocol["images"])))
-    return min(0.99, len(list(folder.glob("*.npz"))) / total)
+    return min(0.99, len(list(folder.glob("*.npz"))) / (sources * _splits(protocol["images"])))
 
 
 def _require_same(old: Any, new: dict[str, Any], where: Path) -> None:

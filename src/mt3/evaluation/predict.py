@@ -26,8 +26,7 @@ def predict(
     """
     if not len(images):
         raise InputError("Expected at least one image to predict, got none.")
-    pixels = torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2).contiguous()
-    batch = model.check_images(pixels).to(model.device)
+    batch = model.check_images(as_tensor(np.stack(list(images)), model.device))
     model.eval()
     if model.objective is None:
         with torch.no_grad():
@@ -49,9 +48,20 @@ def predict(
 
 
 def _answer(model: MT3Model, logits: Tensor) -> dict[str, Any]:
-    probabilities = logits.float().softmax(0)
-    if not probabilities.isfinite().all():
-        raise InputError("The model's answer is not finite; lower --lr, or train it again.")
-    index = int(probabilities.argmax())
+    p = probabilities(logits)
+    index = int(p.argmax())
     names = model.classes or [str(i) for i in range(model.num_classes)]
-    return {"class": names[index], "index": index, "probability": probabilities[index].item()}
+    return {"class": names[index], "index": index, "probability": float(p[index])}
+
+
+def as_tensor(images: NDArray[np.uint8], device: torch.device) -> Tensor:
+    """Images (N, H, H, 3) as a tensor (N, 3, H, H)."""
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))).to(device)
+
+
+def probabilities(logits: Tensor) -> NDArray[np.float32]:
+    """Of the classes, the last axis; an answer that is not finite is refused."""
+    p = np.asarray(logits.float().softmax(-1).cpu().numpy())
+    if not np.isfinite(p).all():
+        raise InputError("The model's answer is not finite; lower --lr, or train it again.")
+    return p

@@ -2,11 +2,9 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from mt3.adaptation.adapter import Adapter
@@ -14,17 +12,14 @@ from mt3.config.adaptation import Adaptation
 from mt3.config.config import Config
 from mt3.data import Dataset
 from mt3.evaluation.pieces import PIECE
+from mt3.evaluation.predict import as_tensor
 from mt3.training.loop import apply_gradient, gradient_of_step
 from mt3.training.state import build_model, make_state
-from mt3.training.tasks import hold_images, images_per_task
+from mt3.training.tasks import images_per_task
 
 TIMED = 0.5  # seconds for which steps of a training, or images, are timed
 SLOW = 3.0  # seconds; a first step, which also warms up, that takes longer is not repeated
-
-
-def same_cost(config: Config) -> Config:
-    """What configs share whose steps take equally long."""
-    return replace(config, seed=0)
+Measure = Callable[[Config, Dataset, torch.device], float]
 
 
 class Clock:
@@ -32,44 +27,37 @@ class Clock:
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int) -> None:
         self.dataset, self.device, self.threads = dataset, device, threads
-        self.steps: dict[Config, float] = {}
-        self.images: dict[Config, float] = {}
+        self.measured: dict[tuple[Measure, Config], float] = {}
 
     def step(self, config: Config) -> float:
-        """Of a training, on a state that is thrown away."""
-        # the length of the training and its rates change nothing
-        kind = replace(same_cost(config), epochs=1.0, schedule="constant", average=0.0, warmup=0.0, start=None)
-        if kind not in self.steps:
-            with self._threads():
-                self.steps[kind] = time_step(kind, self.dataset, self.device)
-        return self.steps[kind]
+        """Of a training; its length and its rates change nothing."""
+        kind = replace(config, seed=0, epochs=1.0, schedule="constant", average=0.0, warmup=0.0, start=None)
+        return self._measure(time_step, kind)
 
     def image(self, config: Config, adaptation: Adaptation) -> float:
         """Of an evaluation; other settings than the model's own take as much longer as they have steps and views."""
-        kind, own = same_cost(config), config.test
-        if kind not in self.images:
-            with self._threads():
-                self.images[kind] = time_image(kind, self.dataset, self.device)
+        own = config.test
         share = max(1, adaptation.steps) * adaptation.views / (max(1, own.steps) * own.views)
-        return self.images[kind] * share
+        return self._measure(time_image, replace(config, seed=0)) * share
 
-    @contextmanager
-    def _threads(self) -> Iterator[None]:
-        if not self.steps and not self.images:
+    def _measure(self, measure: Measure, config: Config) -> float:
+        if not self.measured:
             print("timing a few steps and images ...", file=sys.stderr, flush=True)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
+        if (measure, config) not in self.measured:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(self.threads)
+            try:
+                self.measured[measure, config] = measure(config, self.dataset, self.device)
+            finally:
+                torch.set_num_threads(threads)
+        return self.measured[measure, config]
 
 
 def time_step(config: Config, dataset: Dataset, device: torch.device) -> float:
-    """Seconds of a training step; where the first one is slow, it alone is timed."""
+    """Seconds of a training step, on a state that is thrown away."""
     count = config.tasks * images_per_task(config)  # an epoch of one step
     state = make_state(config, dataset, device)
-    images = hold_images(dataset.train_images[:count], device)
+    images = as_tensor(dataset.train_images[:count], device)
     labels = torch.from_numpy(dataset.train_labels[:count]).to(device)
 
     def take(step: int) -> None:
@@ -82,18 +70,14 @@ def time_step(config: Config, dataset: Dataset, device: torch.device) -> float:
 def time_image(config: Config, dataset: Dataset, device: torch.device) -> float:
     """Seconds of evaluating an image, adapted as the model does by itself."""
     model = build_model(config, dataset).to(device).eval()
-    adapter = None if model.objective is None else Adapter(model)
-    stack = 1 if adapter is None else adapter.stack_for(PIECE)
+    answer = model if model.objective is None else Adapter(model)
+    stack = answer.stack_for(PIECE) if isinstance(answer, Adapter) else 1
     count = min(PIECE, torch.get_num_threads() * stack)  # a stack for each thread
-    batch = torch.from_numpy(np.array(dataset.test_images[:count])).permute(0, 3, 1, 2).contiguous().to(device)
-
-    def answer(number: int) -> None:
-        (model(batch) if adapter is None else adapter(batch)).cpu()
-
-    return _time(answer) / len(batch)
+    batch = as_tensor(dataset.test_images[:count], device)
+    return _time(lambda _: answer(batch).cpu()) / len(batch)
 
 
-def _time(work: Callable[[int], None]) -> float:
+def _time(work: Callable[[int], object]) -> float:
     """Seconds of a call; the first is a warm-up, unless it is slow."""
     began = time.perf_counter()
     work(0)

@@ -4,7 +4,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,32 +12,21 @@ from mt3 import corruptions
 from mt3.config.config import Config, make_config, start_config
 from mt3.corruptions.weather import INSTALL_PHOTOS
 from mt3.data import Dataset, load_digits
-from mt3.evaluation.evaluate import evaluate
-from mt3.evaluation.protocol import Protocol, TestImages
-from mt3.models.classifier import MT3Model
-from mt3.models.store import load, read_run
+from mt3.evaluation.protocol import TestImages
+from mt3.models.store import read_run
 from mt3.reporting.figures import draw_examples
 from mt3.reporting.summary import interval, result_table
 from mt3.results.facts import Evaluation
-from mt3.results.statistics import Difference, paired_gain
+from mt3.results.statistics import paired_gain
+from mt3.studies.plan import Study, Test, Training, starts_of
+from mt3.studies.reproduce import evaluate_run, train_run
 from mt3.support.errors import InputError
-from mt3.support.files import RUN_FILE, read_json
 from mt3.support.processes import run_apart
 from mt3.support.progress import duration
-from mt3.support.threads import thread_share
-from mt3.training.loop import train
-from mt3.training.runs import START, RunOptions, about_run, copy_start, count_steps, steps_done
+from mt3.training.runs import START, count_steps, steps_done
 
 IMAGES = 250  # held-out images under each corruption
 SEVERITY = 5
-
-
-class Training(NamedTuple):
-    """One of the demo's two."""
-
-    config: Config
-    out: Path
-    device: torch.device
 
 
 def run_demo(
@@ -50,72 +38,47 @@ def run_demo(
     jobs this goes on at the same time, each with half of the threads. `max_steps` shortens each of the three trainings.
     """
     began = time.monotonic()
-    dataset = load_digits()
-    folders = {"mt3": out, "plain": out / "plain"}
-    methods = {"mt3": "mt3", "plain": "baseline"}
-    configs = {name: make_config(method, "digits", "demo", seed) for name, method in methods.items()}
-    if max_steps is not None:
-        configs = {name: _shorten(config, dataset, max_steps) for name, config in configs.items()}
-    start = start_config(configs["mt3"])
-    assert start is not None
-    assert start == start_config(configs["plain"])
-    if steps_done(start, out / START) is not None:
-        train(start, dataset, out / START, RunOptions(str(device), resume=True))
-    copy_start(out, folders["plain"])
-    trainings = [Training(configs[name], folder, device) for name, folder in folders.items()]
-    run_apart(_train, trainings, list(methods), jobs, partial(torch.set_num_threads, thread_share(jobs)))
-    models = {name: load(folder).to(device) for name, folder in folders.items()}
-    available = corruptions.available()
+    dataset, available = load_digits(), corruptions.available()
     names = [name for name in corruptions.PAPER if name in available]
-    results = {name: _evaluate(name, model, dataset, names, folders[name], images) for name, model in models.items()}
-    seconds = {name: _seconds(folder) for name, folder in {**folders, "start": out / START}.items()}
-    against_plain = paired_gain(results["mt3"].correct("after"), results["plain"].correct("before"))
-    text = _text(results, against_plain, seconds)
+    methods = ["mt3", "baseline"]
+    study = Study(out, TestImages(dataset), "demo", methods, 1, names, [SEVERITY], images, device=device, jobs=jobs)
+    configs = [_shorten(make_config(method, "digits", "demo", seed), dataset, max_steps) for method in methods]
+    trainings = [Training("mt3", configs[0], out), Training("plain", configs[1], out / "plain")]
+    train = partial(train_run, study, trainings)
+    for start in starts_of(trainings[0]):
+        if steps_done(start.config, start.folder) is not None:
+            train(start)
+    left = [training for training in trainings if steps_done(training.config, training.folder) is not None]
+    run_apart(train, left, [t.name for t in left], jobs, partial(torch.set_num_threads, study.threads))
+    tests = [Test(training, training.folder / f"evaluation-{training.name}.json", {}) for training in trainings]
+    mt3, plain = (evaluate_run(study, test) for test in tests)
+    text = _text(mt3, plain, [read_run(folder)["seconds"] for folder in (out / START, out, out / "plain")])
     if max_steps is not None:
         text = f"SHORTENED to {max_steps} steps a training: these numbers say nothing about the demo's own.\n\n{text}"
     if "frost" not in names:
         text += f"\nWithout frost, whose photos are not here: {INSTALL_PHOTOS}."
     try:
-        _draw(out, dataset, names)
-        text += f"\n\nwrote {out / 'evaluation-mt3.json'}, {out / 'figure.png'} and the model in {out}"
+        _draw(tests[0].file, study)
+        text += f"\n\nwrote {tests[0].file}, {out / 'figure.png'} and the model in {out}"
     except InputError as error:
-        text += f"\n\nwrote {out / 'evaluation-mt3.json'} and the model in {out}; no figure: {error}"
+        text += f"\n\nwrote {tests[0].file} and the model in {out}; no figure: {error}"
     return text + f" ({duration(time.monotonic() - began)})"
 
 
-def _shorten(config: Config, dataset: Dataset, max_steps: int) -> Config:
+def _shorten(config: Config, dataset: Dataset, max_steps: int | None) -> Config:
     """The training, and the one that comes first, with so many steps at most."""
-    if max_steps < 1:
-        raise InputError("Expected at least 1 step, got 0; raise --max-steps.")
     first = start_config(config)
-    assert first is not None
+    if max_steps is None or first is None:
+        return config
     epochs = [min(one.epochs, max_steps / count_steps(one, dataset)[0]) for one in (config, first)]
     return replace(config, epochs=epochs[0], start=f"{first.method}:{epochs[1]!r}")
 
 
-def _train(training: Training) -> None:
-    config, out, device = training
-    train(config, load_digits(), out, RunOptions(str(device), resume=True))
-
-
-def _seconds(run: Path) -> float:
-    """What a training took, its start included."""
-    own: float = read_json(run / RUN_FILE)["seconds"]
-    return own + (_seconds(run / START) if (run / START).exists() else 0.0)
-
-
-def _evaluate(name: str, model: MT3Model, dataset: Dataset, names: list[str], out: Path, images: int) -> Evaluation:
-    adaptation = model.adaptation if name == "mt3" else None
-    run = about_run(read_run(out), out)
-    protocol = Protocol(tuple(names), (SEVERITY,), images, adaptation is not None, adaptation, run=run)
-    return evaluate(model, TestImages(dataset), protocol, out / f"evaluation-{name}.json")
-
-
-def _text(results: dict[str, Evaluation], against_plain: Difference, seconds: dict[str, float]) -> str:
-    mt3 = results["mt3"]
+def _text(mt3: Evaluation, plain: Evaluation, seconds: list[float]) -> str:
+    """What both evaluations say; `seconds` are those of the start, of MT3 and of the plain model."""
     table = result_table(
         {
-            "plain model": (results["plain"], "before"),
+            "plain model": (plain, "before"),
             "MT3 before": (mt3, "before"),
             "unrelated image": (mt3, "clean_other"),
             "same corruption": (mt3, "same_corruption"),
@@ -123,11 +86,12 @@ def _text(results: dict[str, Evaluation], against_plain: Difference, seconds: di
         }
     )
     adaptation = mt3.gain("adaptation")
+    against_plain = paired_gain(mt3.correct("after"), plain.correct("before"))
+    start, meta, further = (duration(s) for s in seconds)
     lines = [
         f"Accuracy in % on {mt3.protocol['images']} held-out digits under each corruption, severity {SEVERITY}.",
-        f"Both models have the same network, augmentation and start ({duration(seconds['start'])}); then MT3 was "
-        f"meta-trained for {duration(seconds['mt3'] - seconds['start'])}, the plain one trained on for "
-        f"{duration(seconds['plain'] - seconds['start'])}.",
+        f"Both models have the same network, augmentation and start ({start}); then MT3 was meta-trained for {meta},",
+        f"the plain one trained on for {further}.",
         "MT3 is adapted on nothing (before), on an unrelated clean image, on another image with the",
         "same corruption, and on the image itself (after).",
         "",
@@ -149,22 +113,16 @@ def _text(results: dict[str, Evaluation], against_plain: Difference, seconds: di
     return "\n".join(lines)
 
 
-def _draw(out: Path, dataset: Dataset, names: list[str]) -> None:
+def _draw(results: Path, study: Study) -> None:
     """One pair per corruption, with the test images in their order: nothing is picked by hand."""
-    with np.load(out / "evaluation-mt3.npz", allow_pickle=False) as file:
-        names = names[: len(file["labels"])]
-    clean = dataset.test_images[: len(names)]
-    corrupted = np.concatenate(
-        [corruptions.apply(clean[i : i + 1], name, SEVERITY, first_index=i) for i, name in enumerate(names)]
-    )
-    texts = []
-    with np.load(out / "evaluation-mt3.npz", allow_pickle=False) as file:
-        labels = file["labels"]
+    names, classes = study.corruptions[: study.count()], study.dataset.classes
+    pairs = [study.images.take((name, SEVERITY), i, i + 1) for i, name in enumerate(names)]
+    texts: list[list[str | bool]] = []
+    with np.load(results.with_suffix(".npz"), allow_pickle=False) as file:
+        truth = file["labels"][: len(names)]
         for i, name in enumerate(names):
-            answers: list[str | bool] = []
-            for row in ("before", "after"):
-                p = file[f"{name}-{SEVERITY}/{row}"][i]
-                answers += [f"{dataset.classes[p.argmax()]} {100 * p.max():.0f} %", bool(p.argmax() == labels[i])]
-            texts.append(answers)
-    truth = [dataset.classes[label] for label in dataset.test_labels[: len(names)]]
-    draw_examples(out / "figure.png", clean, corrupted, names, texts, truth)
+            answers = [file[f"{name}-{SEVERITY}/{row}"][i] for row in ("before", "after")]
+            told = [(f"{classes[p.argmax()]} {100 * p.max():.0f} %", bool(p.argmax() == truth[i])) for p in answers]
+            texts.append([*told[0], *told[1]])
+    clean, words = study.dataset.test_images[: len(names)], [classes[label] for label in truth]
+    draw_examples(results.with_name("figure.png"), clean, np.concatenate(pairs), names, texts, words)

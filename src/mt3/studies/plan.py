@@ -17,7 +17,7 @@ from mt3.models.store import load, read_run
 from mt3.reporting.published import published_table
 from mt3.reporting.tables import Cell, Line, Table, markdown
 from mt3.studies.ablations import SWEEPS, SWEPT, TRAINED, label
-from mt3.studies.clock import Clock, same_cost
+from mt3.studies.clock import Clock
 from mt3.support.errors import InputError, name_list
 from mt3.support.progress import duration
 from mt3.support.threads import thread_share
@@ -74,6 +74,11 @@ class Training(NamedTuple):
     folder: Path
     ablation: str = ""
 
+    @property
+    def label(self) -> str:
+        """What a report calls it; the reference has none."""
+        return label(self.ablation) if self.ablation else ""
+
 
 class Test(NamedTuple):
     """One evaluation of a run; `setting` is what departs from how the model adapts by itself."""
@@ -129,25 +134,23 @@ def plan_trainings(study: Study) -> list[Training]:
     return found
 
 
-def plan_tests(study: Study, training: Training) -> tuple[list[Test], dict[str, list[Test]]]:
-    """The run's main evaluation, and those of its sweeps; a setting that sweeps share has one evaluation."""
-    main = Test(training, training.folder / "evaluation.json", {})
-    sweeps: dict[str, list[Test]] = {}
+def plan_tests(study: Study, training: Training) -> dict[str, list[Test]]:
+    """The run's evaluations: its main one as "", and those of its sweeps; what sweeps share is evaluated once."""
+    found = {"": [Test(training, training.folder / "evaluation.json", {})]}
     if training.ablation or training.config.method not in SWEPT:
-        return [main], sweeps
-    own = training.config.test.to_dict()
-    owns = [] if study.count(sweep=True) == study.count() else [Test(training, _beside(training, "own"), {}, True)]
-    for name in study.ablations:
-        if name in SWEEPS:
-            values = [v * own["lr"] if name == "lr" else v for v in SWEEPS[name]]
-            points = [Test(training, _beside(training, f"{name}-{v:g}"), {name: v}, True) for v in values]
-            sweeps[name] = [*owns, *(test for test, v in zip(points, values, strict=True) if v != own[name])]
-            owns = []
-    return [main], sweeps
+        return found
+    own = training.config.test
+    owns = [] if study.count(sweep=True) == study.count() else [_sweep_test(training, "own", {})]
+    for name in [name for name in study.ablations if name in SWEEPS]:
+        values = [v * own.lr if name == "lr" else v for v in SWEEPS[name]]
+        others = [v for v in values if v != getattr(own, name)]
+        found[name] = [*owns, *(_sweep_test(training, f"{name}-{v:g}", {name: v}) for v in others)]
+        owns = []
+    return {name: tests for name, tests in found.items() if tests}
 
 
-def _beside(training: Training, name: str) -> Path:
-    return training.folder / f"sweep-{name}.json"
+def _sweep_test(training: Training, name: str, setting: dict[str, Any]) -> Test:
+    return Test(training, training.folder / f"sweep-{name}.json", setting, sweep=True)
 
 
 def check_study(study: Study, trainings: Sequence[Training]) -> None:
@@ -159,10 +162,10 @@ def check_study(study: Study, trainings: Sequence[Training]) -> None:
         )
     if min(study.count(), study.count(sweep=True)) < 2:
         raise InputError("The controls adapt on another image, so they need at least 2 images; raise --limit.")
-    for config in dict.fromkeys(same_cost(t.config) for t in trainings):
-        for one in (config, *(start.config for start in starts_of(Training("", config, study.out)))):
-            build_model(one, study.dataset)
-            count_steps(one, study.dataset)
+    every = [one for training in trainings for one in (training, *starts_of(training))]
+    for config in dict.fromkeys(replace(one.config, seed=0) for one in every):
+        build_model(config, study.dataset)
+        count_steps(config, study.dataset)
 
 
 def make_parts(study: Study, trainings: Sequence[Training]) -> list[Part]:
@@ -174,53 +177,43 @@ def make_parts(study: Study, trainings: Sequence[Training]) -> list[Part]:
     for training in trainings:
         part, model = _training_part(study, training, clock, starts)
         parts.append(part)
-        tests, sweeps = plan_tests(study, training)
-        parts.append(_test_part(study, f"evaluate {training.name}", training, tests, model, clock))
-        for name, found in sweeps.items():
-            title = f"evaluate {training.name}, {len(found)} settings of {name}"
-            swept.append(_test_part(study, title, training, found, model, clock))
+        for name, tests in plan_tests(study, training).items():
+            title = f"evaluate {training.name}" + (f", {len(tests)} settings of {name}" if name else "")
+            (swept if name else parts).append(_test_part(study, title, tests, model, clock))
     return parts + swept
 
 
 def _training_part(study: Study, training: Training, clock: Clock, starts: set[Config]) -> tuple[Part, MT3Model | None]:
     """The training and, if it is finished, its model."""
-    config, folder = training.config, training.folder
-    title = f"train {training.name}"
-    done = steps_done(config, folder)
-    if done is None:
-        return Part(title, 1.0, 0.0, training), load(folder).to(study.device)
-    total = count_steps(config, study.dataset)[1]
-    seconds = clock.step(config)
-    there, left = done * seconds, (total - done) * seconds
-    whole = there + left
-    for start in starts_of(training):
-        title += f" after {start.config.method}"
-        start_total, start_done = count_steps(start.config, study.dataset)[1], steps_done(start.config, start.folder)
-        start_left = 0 if start_done is None else start_total - start_done
-        there += (start_total - start_left) * clock.step(start.config)
-        whole += start_total * clock.step(start.config)
-        left += 0 if start.config in starts else start_left * clock.step(start.config)
-        starts.add(start.config)
+    starts_here = starts_of(training)
+    title = " after ".join([f"train {training.name}", *(start.config.method for start in starts_here)])
+    if steps_done(training.config, training.folder) is None:
+        return Part(title, 1.0, 0.0, training), load(training.folder).to(study.device)
+    there = whole = left = 0.0
+    for one in (training, *starts_here):
+        seconds, total = clock.step(one.config), count_steps(one.config, study.dataset)[1]
+        done = steps_done(one.config, one.folder)
+        done = total if done is None else done
+        there, whole = there + done * seconds, whole + total * seconds
+        left += 0 if one in starts_here and one.config in starts else (total - done) * seconds
+    starts |= {start.config for start in starts_here}
     return Part(title, min(0.99, there / whole), left, training), None
 
 
-def _test_part(
-    study: Study, title: str, training: Training, tests: Sequence[Test], model: MT3Model | None, clock: Clock
-) -> Part:
+def _test_part(study: Study, title: str, tests: Sequence[Test], model: MT3Model | None, clock: Clock) -> Part:
     """Evaluations of one run; without its model nothing of them can be there."""
-    shares = [
-        0.0 if model is None else share_done(t.file, describe(protocol_of(study, t, model), model, study.images))
-        for t in tests
-    ]
     sources = len(study.corruptions) * len(study.severities) + 1  # and the clean images
-    todo = [(t, share) for t, share in zip(tests, shares, strict=True) if share < 1]
-    seconds = sum((1 - share) * sources * study.count(t.sweep) * _image_seconds(t, clock) for t, share in todo)
-    share = sum(shares) / max(1, len(shares)) if todo else 1.0
-    return Part(title, share, seconds, training, [test for test, _ in todo])
-
-
-def _image_seconds(test: Test, clock: Clock) -> float:
-    return clock.image(test.training.config, replace(test.training.config.test, **test.setting))
+    training, seconds, shares = tests[0].training, 0.0, []
+    for test in tests:
+        share = 0.0
+        if model is not None:
+            share = share_done(test.file, describe(protocol_of(study, test, model), model, study.images))
+        if share < 1:
+            image = clock.image(training.config, replace(training.config.test, **test.setting))
+            seconds += (1 - share) * sources * study.count(test.sweep) * image
+        shares.append(share)
+    missing = [test for test, share in zip(tests, shares, strict=True) if share < 1]
+    return Part(title, sum(shares) / len(shares), seconds, training, missing)
 
 
 def protocol_of(study: Study, test: Test, model: MT3Model) -> Protocol:
@@ -233,7 +226,7 @@ def protocol_of(study: Study, test: Test, model: MT3Model) -> Protocol:
         study.count(test.sweep),
         controls=adapts and not test.sweep,
         adaptation=replace(model.adaptation, **test.setting) if adapts else None,
-        label=label(test.training.ablation) if test.training.ablation else "",
+        label=test.training.label,
         sweep=test.sweep,
         run=about_run(read_run(folder), folder),
     )

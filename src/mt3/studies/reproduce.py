@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -22,7 +21,7 @@ from mt3.evaluation.evaluate import evaluate
 from mt3.models.store import load
 from mt3.reporting.page import write_report
 from mt3.reporting.published import published_table
-from mt3.studies.ablations import label
+from mt3.results.facts import Evaluation
 from mt3.studies.plan import (
     Part,
     Study,
@@ -43,22 +42,6 @@ from mt3.training.loop import train
 from mt3.training.runs import RunOptions, copy_start, steps_done
 
 
-class Job(NamedTuple):
-    """What one process does: the missing parts of one run, in their order."""
-
-    study: Study
-    trainings: Sequence[Training]  # all of them, for a common start
-    parts: Sequence[tuple[str, Part]]  # with what to say when it begins
-
-
-class StartJob(NamedTuple):
-    """A training that comes before others, in a process of its own."""
-
-    study: Study
-    start: Training
-    trainings: Sequence[Training]
-
-
 def reproduce(study: Study, dry_run: bool = False) -> None:
     """Print the plan, then do what is missing of it and write the report; with `dry_run` only print."""
     trainings = plan_trainings(study)
@@ -71,23 +54,25 @@ def reproduce(study: Study, dry_run: bool = False) -> None:
         _remove_leftovers(study.out)
         parts = make_parts(study, trainings)
         print(plan_text(study, parts), flush=True)
-        todo = [part for part in parts if part.share < 1]
-        set_up = partial(torch.set_num_threads, study.threads)
-        for level in _missing_starts([part.training for part in todo if not part.tests], trainings):
-            starts = [StartJob(study, start, trainings) for start in level]
-            run_apart(_train_start, starts, [start.name for start in level], study.jobs, set_up)
-        begun = {part.title: _beginning(study, todo, number) for number, part in enumerate(todo)}
-        for sweeps in (False, True):  # the main rows of all runs first
-            now = [part for part in todo if any(test.sweep for test in part.tests) == sweeps]
-            runs = {part.training.folder: part.training.name for part in now}
-            jobs = [
-                Job(study, trainings, [(begun[part.title], part) for part in now if part.training.folder == folder])
-                for folder in runs
-            ]
-            run_apart(_run_job, jobs, list(runs.values()), study.jobs, set_up)
+        _do_parts(study, trainings, [part for part in parts if part.share < 1])
         published = published_table(study.dataset.name) is not None and study.preset != "demo"
         table, files, notes = write_report([study.out], study.out / "report", published, root=study.out)
     print("\n".join(["", *notes, table, "", f"wrote {name_list(f.name for f in files)} in {study.out / 'report'}"]))
+
+
+def _do_parts(study: Study, trainings: Sequence[Training], todo: Sequence[Part]) -> None:
+    """The common starts, then the runs with their main rows, then the sweeps; a process does the parts of one run."""
+    set_up = partial(torch.set_num_threads, study.threads)
+    for level in _missing_starts([part.training for part in todo if not part.tests], trainings):
+        starts = [[(f"train the {start.name}", Part("", 0.0, 0.0, start))] for start in level]
+        run_apart(partial(_do, study, trainings), starts, [start.name for start in level], study.jobs, set_up)
+    told = [_beginning(study, todo, number) for number in range(len(todo))]
+    for sweeps in (False, True):
+        runs: dict[str, list[tuple[str, Part]]] = defaultdict(list)
+        for beginning, part in zip(told, todo, strict=True):
+            if any(test.sweep for test in part.tests) == sweeps:
+                runs[part.training.name].append((beginning, part))
+        run_apart(partial(_do, study, trainings), list(runs.values()), list(runs), study.jobs, set_up)
 
 
 def _beginning(study: Study, todo: Sequence[Part], number: int) -> str:
@@ -101,47 +86,36 @@ def _missing_starts(todo: Sequence[Training], trainings: Sequence[Training]) -> 
     every = [start for training in trainings for start in starts_of(training)]
     there = {start.config for start in every if steps_done(start.config, start.folder) is None}
     levels: dict[int, dict[Config, Training]] = defaultdict(dict)
-    for training in todo:
-        for start in starts_of(training):
-            if start.config not in there and not (start.folder.parent / RUN_FILE).exists():
-                levels[len(starts_of(start))].setdefault(start.config, start)
+    for start in [start for training in todo for start in starts_of(training)]:
+        if start.config not in there and not (start.folder.parent / RUN_FILE).exists():
+            levels[len(starts_of(start))].setdefault(start.config, start)
     return [list(levels[level].values()) for level in sorted(levels)]
 
 
-def _train_start(job: StartJob) -> None:
-    print(f"train the {job.start.name}", flush=True)
-    _train(job.study, job.start, job.trainings)
-
-
-def _run_job(job: Job) -> None:
-    for beginning, part in job.parts:
+def _do(study: Study, trainings: Sequence[Training], parts: Sequence[tuple[str, Part]]) -> None:
+    """Parts in their order, each after the words that say that it begins."""
+    for beginning, part in parts:
         print(beginning, flush=True)
-        if part.tests:
-            for test in part.tests:
-                _evaluate(job.study, test)
-        else:
-            _train(job.study, part.training, job.trainings)
+        if not part.tests:
+            train_run(study, trainings, part.training)
+        for test in part.tests:
+            evaluate_run(study, test)
 
 
-def _train(study: Study, training: Training, trainings: Sequence[Training]) -> None:
-    _take_start(training, trainings)
-    told = label(training.ablation) if training.ablation else ""
-    options = RunOptions(str(study.device), resume=True, data_dir=study.data_dir, label=told)
-    train(training.config, study.dataset, training.folder, options)
-
-
-def _take_start(training: Training, trainings: Sequence[Training]) -> None:
-    """Copy the training that comes first from a run that has the very same one, if there is one."""
+def train_run(study: Study, trainings: Sequence[Training], training: Training) -> None:
+    """Train, or go on; the training that comes first is copied from one of `trainings` that has the very same."""
     first = start_config(training.config)
     for start in [start for other in trainings for start in starts_of(other)]:
         if start.config == first and steps_done(first, start.folder) is None:
             copy_start(start.folder.parent, training.folder)
-            return
+            break
+    options = RunOptions(str(study.device), resume=True, data_dir=study.data_dir, label=training.label)
+    train(training.config, study.dataset, training.folder, options)
 
 
-def _evaluate(study: Study, test: Test) -> None:
+def evaluate_run(study: Study, test: Test) -> Evaluation:
     model = load(test.training.folder).to(study.device)
-    evaluate(model, study.images, protocol_of(study, test, model), test.file)
+    return evaluate(model, study.images, protocol_of(study, test, model), test.file)
 
 
 def _remove_leftovers(out: Path) -> None:

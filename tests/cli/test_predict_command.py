@@ -1,0 +1,75 @@
+"""`mt3 predict`: answers for image files."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mt3
+from commands import run
+
+
+def test_predict_shuts_the_gate(capsys, runs, picture):
+    def answer(method: str, *more: str) -> dict[str, Any]:
+        code, text, _ = run(capsys, "predict", runs / method, picture, "--json", *more)
+        assert code == 0
+        return json.loads(text)[0]
+
+    shut = answer("mt3", "--gate", "0")
+    assert shut["after"] == shut["before"] != answer("mt3")["after"]
+    assert (shut["adapted"], answer("mt3")["adapted"]) == (False, True)
+    line = run(capsys, "predict", runs / "mt3", picture, "--gate", "0")[1]
+    assert line.endswith("% before (sure, so not adapted)\n")
+    assert answer("baseline")["adapted"] is False
+
+
+@pytest.mark.parametrize("option", ["--views", "--steps"])
+def test_numbers_without_bounds_are_refused(capsys, runs, picture, option):
+    code, _, err = run(capsys, "predict", runs / "mt3", picture, option, "999999999")
+    low = 1 if option == "--views" else 0
+    sentence = f"Expected {option[2:]} to be a whole number from {low} to 10000, got 999999999."
+    assert (code, err) == (2, f"mt3: {sentence}\n")
+
+
+def test_predict_says_what_it_converted(capsys, runs, tmp_path):
+    Image.fromarray(np.zeros((40, 64), dtype=np.uint8)).save(tmp_path / "wide.png")
+    code, out, err = run(capsys, "predict", runs / "mt3", tmp_path / "wide.png", "--lr", "0.01")
+    assert code == 0
+    assert "grey repeated in three channels, 64x40 cut to its centre square and scaled to 32x32" in err
+    assert out.startswith(f"{tmp_path / 'wide.png'}: ")
+    assert "after adapting" in out
+
+
+def test_a_model_of_the_package_goes_by_its_name(capsys, runs, tmp_path, picture, monkeypatch):
+    monkeypatch.setattr("mt3.models.store.shipped_models", lambda: {"tiny": runs / "mt3"})
+    monkeypatch.chdir(tmp_path)
+    ours = mt3.load(runs / "mt3").state_dict()
+    assert all(torch.equal(value, ours[name]) for name, value in mt3.load("tiny").state_dict().items())
+    answers = [run(capsys, "predict", model, picture, "--json") for model in ("tiny", runs / "mt3")]
+    assert answers[0] == answers[1]
+    assert answers[0][0] == 0
+    code, _, err = run(capsys, "evaluate", "tiny", "--limit", "2", "--corruptions", "none")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "comes with the package, where no results go; give --out" in err
+    words = ["--limit", "2", "--corruptions", "none", "--out", tmp_path / "r.json"]
+    assert run(capsys, "evaluate", "tiny", *words)[0] == 0
+    assert json.loads((tmp_path / "r.json").read_text())["protocol"]["run"]["seed"] == 3  # of the run that it is
+    code, _, err = run(capsys, "predict", "tin", picture)
+    assert code == 2
+    assert "Expected a run or model directory or tiny, but tin is not there" in err
+    (tmp_path / "tiny").mkdir()  # of another kind, and no model
+    assert run(capsys, "predict", "tiny", picture, "--json") == answers[0]
+    assert run(capsys, "evaluate", "tiny", "--limit", "2", "--corruptions", "none")[0] == 2
+    (tmp_path / "tiny" / "run.json").write_text('{"config": {}}')  # a run of that name comes first
+    code, _, err = run(capsys, "predict", "tiny", picture)
+    assert code == 2
+    assert "tiny has no config.json" in err
+
+
+def test_an_answer_that_is_not_finite_is_refused(capsys, runs, picture):
+    code, out, err = run(capsys, "predict", runs / "mt3", picture, "--lr", "1e30")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "The model's answer is not finite; lower --lr" in err
