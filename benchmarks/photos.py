@@ -23,7 +23,7 @@ from mt3.support.processes import count_cores
 from mt3.support.progress import Progress
 
 CLASSES = ("disc", "square", "triangle")
-NOISE = 25.0  # standard deviation, of 255
+NOISE = 12.0  # standard deviation, of 255
 
 
 def write_photos(folder: Path, photos: int, side: int, seed: int = 0) -> None:
@@ -47,7 +47,7 @@ def draw_shape(kind: str, side: int, rng: np.random.Generator) -> Image.Image:
     while np.abs(ground - colour).max() < 60:
         colour = rng.integers(0, 256, 3)
     picture = Image.new("RGB", (side, side), tuple(int(c) for c in ground))
-    radius = side * rng.uniform(0.2, 0.35)
+    radius = side * rng.uniform(0.25, 0.45)
     x, y = rng.uniform(radius, side - radius, 2)
     draw, fill = ImageDraw.Draw(picture), tuple(int(c) for c in colour)
     if kind == "disc":
