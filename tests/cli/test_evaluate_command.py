@@ -80,7 +80,7 @@ def test_a_model_of_unknown_steps_is_not_evaluated(capsys, runs, tmp_path):
     told = json.loads((tmp_path / "run" / "run.json").read_text())
     words = ["evaluate", tmp_path / "run", "--limit", "2", "--corruptions", "none"]
     for changed, sentence in (
-        ({"step": None, "about": None}, "is damaged: expected step to be a number up to total_steps"),
+        ({"step": None, "about": None}, "is damaged: expected about to be an object"),
         ({"about": {"step": 7, "total_steps": 5}}, "is damaged: expected step to be a number up to total_steps, got 7"),
         ({"about": {"step": "3", "total_steps": 5}}, "is damaged"),
     ):

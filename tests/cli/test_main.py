@@ -97,7 +97,7 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         ([*corrupt, "--severity", "x"], "expected a whole number from 0 to 999999999, got 'x'"),
         ([*corrupt, "--corruptions", "rain"], "Unknown corruption 'rain': expected one of"),
         ([*corrupt, "--corruptions", "none"], "Unknown corruption 'none': expected one of"),
-        ([*corrupt, "--limit", "0"], "Expected the limit to be a whole number from 1 on, got 0."),
+        ([*corrupt, "--limit", "0"], "Argument --limit: expected a whole number from 1 to 999999999, got '0'"),
         ([*corrupt, "--workers", "0"], "expected a whole number from 1 to 999999999, got '0'"),
         ([*corrupt, "--data", "mnist"], "Unknown data set 'mnist'"),
         ([*corrupt, "--data", "cifar10", "--data-dir", tmp], "--download"),

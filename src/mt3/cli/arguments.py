@@ -91,8 +91,7 @@ def training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", help=told)
     for name in FIELDS:
         if name not in GIVEN:
-            option = f"--{name.replace('_', '-')}"
-            parser.add_argument(option, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+            parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def given_fields(args: argparse.Namespace) -> dict[str, str]:

@@ -16,7 +16,7 @@ from mt3.config.methods import METHODS, get_method
 from mt3.data.folder import KIND
 from mt3.studies.ablations import resolve_ablations
 from mt3.support.errors import NAME, InputError, is_name, name_list, shown
-from mt3.support.files import check_can_write, read_text
+from mt3.support.files import read_text
 
 if TYPE_CHECKING:
     from mt3.config.adaptation import Adaptation
@@ -89,8 +89,7 @@ def evaluate_command(args: argparse.Namespace) -> None:
         raise InputError(f"{args.model} comes with the package, where no results go; give --out.")
     out = args.out or args.model / "evaluation.json"
     about, adaptation = about_run(run, args.model), _adaptation(args, model)
-    asked = (tuple(names), tuple(severities), args.limit, args.controls, adaptation, args.seed, args.label)
-    protocol = Protocol(*asked, run=about)
+    protocol = Protocol(names, severities, args.limit, args.controls, adaptation, args.seed, args.label, run=about)
     found = evaluate(model, TestImages(dataset, corrupted, first=args.first), protocol, out)
     print(evaluation_summary(found))
     if protocol.run is not None and found.run.unfinished:
@@ -121,15 +120,15 @@ def _require_same_classes(model: "MT3Model", dataset: "Dataset") -> None:
 
 def _corrupted_images(
     args: argparse.Namespace, dataset: "Dataset | None"
-) -> "tuple[CorruptedSet | None, list[str], list[int]]":
+) -> "tuple[CorruptedSet | None, tuple[str, ...], tuple[int, ...]]":
     """The -C directory if one is given, and which corruptions and severities are asked for."""
     from mt3.corruptions import HELD_OUT, PAPER, resolve
     from mt3.corruptions.write import check_severities
     from mt3.data import open_corrupted
 
-    severities, asked = check_severities(args.severity or [5]), args.corruptions or ["all"]
+    severities, asked = tuple(check_severities(args.severity or [5])), args.corruptions or ["all"]
     if args.corrupted is None:
-        return None, [] if asked == ["none"] else list(resolve(asked)), severities
+        return None, () if asked == ["none"] else resolve(asked), severities
     corrupted = open_corrupted(args.corrupted, dataset.num_classes if dataset else None)
     present = corrupted.names()
     groups = {"all": PAPER, "held-out": HELD_OUT, "every": tuple(present)}  # as far as they are there
@@ -138,7 +137,7 @@ def _corrupted_images(
         raise InputError(f"{corrupted.directory} holds none of {name_list(asked)}, but {name_list(present)}.")
     for name, severity in product(names, severities):
         corrupted.images_of(name, severity)  # refuses what is not there
-    return corrupted, list(names), severities
+    return corrupted, tuple(names), severities
 
 
 def predict_command(args: argparse.Namespace) -> None:
@@ -181,38 +180,28 @@ def corrupt_command(args: argparse.Namespace) -> None:
     severities = check_severities(args.severity or SEVERITIES)
     dataset = load_data(args)
     if args.preview is not None:
-        _check_preview(args, dataset)
+        _draw_preview(args, dataset, names, severities)
     if args.out is not None:
-        written = write_corrupted(
-            dataset, args.out, names, severities, args.limit, args.seed, args.workers or count_cores()
-        )
+        workers = args.workers or count_cores()
+        written = write_corrupted(dataset, args.out, names, severities, args.limit, args.seed, workers)
         kept = f"; {len(names) - len(written)} of {len(names)} were there" if len(written) < len(names) else ""
         print(f"{args.out}: {args.data} under {name_list(names)} at severities {name_list(severities)}{kept}")
-
     if args.preview is not None:
-        _preview(args, dataset, names, severities)
         print(f"wrote {args.preview}")
 
 
-def _check_preview(args: argparse.Namespace, dataset: "Dataset") -> None:
-    """Refuse what cannot be drawn, before the images are written."""
-    from mt3.reporting.figures import check_figure, import_pyplot
-
-    check_figure(args.preview)
-    check_can_write(args.preview)
-    import_pyplot()
-    count = len(dataset.test_images)
-    if args.image >= count:
-        raise InputError(f"Expected an --image from 0 to {count - 1}, got {args.image}; choose one of these.")
-
-
-def _preview(args: argparse.Namespace, dataset: "Dataset", names: Sequence[str], severities: Sequence[int]) -> None:
+def _draw_preview(
+    args: argparse.Namespace, dataset: "Dataset", names: Sequence[str], severities: Sequence[int]
+) -> None:
     """Draw one test image with the very pixels that --out gives it."""
     import numpy as np
 
     from mt3.corruptions import apply
     from mt3.reporting.figures import draw_corruptions
 
+    count = len(dataset.test_images)
+    if args.image >= count:
+        raise InputError(f"Expected an --image from 0 to {count - 1}, got {args.image}; choose one of these.")
     image = dataset.test_images[args.image : args.image + 1]
     corrupted = {
         name: np.concatenate([apply(image, name, severity, args.seed, args.image) for severity in severities])

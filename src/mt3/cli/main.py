@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=field_help(),
     )
     train.add_argument("--method", required=True, help=f"one of {name_list(METHODS)}")
+    training_arguments(train)
     train.add_argument("--out", type=path, required=True, help="the run's directory")
     train.add_argument("--seed", type=count, default=0)
     train.add_argument("--max-steps", type=count, help="stop after this many, its start's included; --resume goes on")
@@ -60,7 +61,6 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--checkpoint-every", type=count, metavar="N", help="steps from one checkpoint to the next")
     train.add_argument("--snapshot-every", type=count, metavar="N", help="keep the model every so many steps, too")
     train.add_argument("--tensorboard", action="store_true", help="also log for TensorBoard (an extra)")
-    training_arguments(train)
     compute_arguments(train)
     train.set_defaults(run=commands.train_command)
 
@@ -90,14 +90,14 @@ def _parser() -> argparse.ArgumentParser:
     predict.set_defaults(run=commands.predict_command, unadapted=False, controls=False)
 
     corrupt = subparsers.add_parser("corrupt", help="write corrupted test images in the published -C layout")
+    chosen_data_arguments(corrupt)
     corrupt.add_argument("--out", type=path, metavar="DIR", help="the directory to write; whole files in it are kept")
     corruption_arguments(corrupt, "all (the paper's), held-out, every (default)", "all five")
-    corrupt.add_argument("--limit", type=count, help="only this many images of the test split")
+    corrupt.add_argument("--limit", type=positive, help="only this many images of the test split")
     corrupt.add_argument("--seed", type=count, default=0)
     corrupt.add_argument("--workers", type=positive, help="processes (default: one for each core)")
     corrupt.add_argument("--preview", type=path, metavar="FILE", help="draw one image under all of them (.png or .pdf)")
     corrupt.add_argument("--image", type=count, default=0, metavar="INDEX", help="which test image to draw")
-    chosen_data_arguments(corrupt)
     corrupt.set_defaults(run=commands.corrupt_command)
 
     reproduce = subparsers.add_parser(
@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         "Finished parts are not done again, so that the same command goes on after a kill. "
         "Any field of the trainings can be set for all of them, as in `mt3 train`.",
     )
+    training_arguments(reproduce)
     reproduce.add_argument("--seeds", type=positive, default=3, help="how many, from 0 on (default: 3)")
     reproduce.add_argument("--out", type=path, metavar="DIR", help="the directory (default: runs/PRESET-DATA)")
     reproduce.add_argument(
@@ -125,7 +126,6 @@ def _parser() -> argparse.ArgumentParser:
         "--jobs", type=positive, help="runs at a time, each with its share of the threads (default: 2 on a CPU, else 1)"
     )
     reproduce.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
-    training_arguments(reproduce)
     compute_arguments(reproduce)
     reproduce.set_defaults(run=commands.reproduce_command)
 
@@ -157,42 +157,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_command(make_parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None) -> int:
     """Parse the arguments and call what they chose; what goes wrong for the user is said in one sentence."""
-    with stop_on_signals():
-        return _run(make_parser, argv)
-
-
-def _run(make_parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None) -> int:
     command = ""
-    try:
-        args, extra = make_parser().parse_known_args(argv)
-        if extra:
-            args.parser.refuse(extra[0])
-        command = args.command
-        settle_data(args)
-        args.run(args)
-        sys.stdout.flush()  # a full disk under it is said below
-        return 0
-    except InputError as error:
-        print(f"mt3: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt as stop:
-        if command == "train" and str(stop):
-            print(f"{stop}; --resume goes on", file=sys.stderr)
-        again = "; the same command goes on where it stopped" if command in RESUMABLE else ""
-        print(f"mt3: interrupted{again}", file=sys.stderr)
-        return 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 141
-    except (MemoryError, RuntimeError) as error:
-        # PyTorch's, on a CPU and on an accelerator; other errors speak of memory formats
-        told = any(words in str(error) for words in ("not enough memory", "out of memory", "allocate memory"))
-        if not isinstance(error, MemoryError) and not told:
-            raise
-        print("mt3: There is not enough memory for this; lower views, tasks or task_size.", file=sys.stderr)
-        return 2
-    except OSError as error:  # a path that cannot be entered or is too long, a full disk under the output
-        where = f"{shown(error.filename, WORD)}: " if error.filename else ""
-        reason = shown(error.strerror or error, WORD)
-        print(f"mt3: {where}{reason}; check the path, what you may do there, and its space.", file=sys.stderr)
-        return 2
+    with stop_on_signals():
+        try:
+            args, extra = make_parser().parse_known_args(argv)
+            if extra:
+                args.parser.refuse(extra[0])
+            command = args.command
+            settle_data(args)
+            args.run(args)
+            sys.stdout.flush()  # a full disk under it is said below
+            return 0
+        except InputError as error:
+            print(f"mt3: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt as stop:
+            if command == "train" and str(stop):
+                print(f"{stop}; --resume goes on", file=sys.stderr)
+            again = "; the same command goes on where it stopped" if command in RESUMABLE else ""
+            print(f"mt3: interrupted{again}", file=sys.stderr)
+            return 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
+        except BrokenPipeError:
+            sys.stderr.close()
+            return 141
+        except (MemoryError, RuntimeError) as error:
+            # PyTorch's, on a CPU and on an accelerator; other errors speak of memory formats
+            told = any(words in str(error) for words in ("not enough memory", "out of memory", "allocate memory"))
+            if not isinstance(error, MemoryError) and not told:
+                raise
+            print("mt3: There is not enough memory for this; lower views, tasks or task_size.", file=sys.stderr)
+            return 2
+        except OSError as error:  # a path that cannot be entered or is too long, a full disk under the output
+            where = f"{shown(error.filename, WORD)}: " if error.filename else ""
+            reason = shown(error.strerror or error, WORD)
+            print(f"mt3: {where}{reason}; check the path, what you may do there, and its space.", file=sys.stderr)
+            return 2

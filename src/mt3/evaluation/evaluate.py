@@ -18,11 +18,10 @@ from mt3.evaluation.pieces import (
     Piece,
     Results,
     folder_of,
-    is_whole,
     open_folder,
     path_of,
     pieces_of,
-    read_npz,
+    read_piece,
     share_done,
     write_npz,
 )
@@ -72,13 +71,18 @@ def _evaluate_missing(job: _Job, described: dict[str, Any], out: Path) -> None:
     count: int = described["images"]
     sources = ([CLEAN] if described["clean"] else []) + job.protocol.sources
     pieces = pieces_of(sources, count)
-    missing = [piece for piece in pieces if not is_whole(job.folder, piece, job.model.num_classes)]
-    left = sum(piece.stop - piece.start for piece in missing)
-    with Progress("evaluate", count * len(sources), "images", count * len(sources) - left) as progress:
-        for piece in missing:
-            write_npz(path_of(job.folder, piece), _predict_piece(job, piece))
+    there = {piece: read_piece(job.folder, piece, job.model.num_classes) for piece in pieces}
+    kept = {piece: results for piece, results in there.items() if results is not None}
+    done = sum(piece.stop - piece.start for piece in kept)
+    with Progress("evaluate", count * len(sources), "images", done) as progress:
+        for piece in [piece for piece in pieces if piece not in kept]:
+            kept[piece] = _predict_piece(job, piece)
+            write_npz(path_of(job.folder, piece), kept[piece])
             progress.advance(piece.stop - piece.start)
-    rows = _join(job, pieces, sources)
+    rows = {source: _join([kept[piece] for piece in pieces if piece.source == source]) for source in sources}
+    if job.protocol.controls:
+        for source in job.protocol.sources:
+            rows[source]["clean_other"] = rows[CLEAN].pop(_clean_key(source))
     labels = job.images.labels[:count]
     arrays = {f"{name}-{severity}/{row}": p for (name, severity), r in rows.items() for row, p in r.items()}
     write_npz(out.with_suffix(".npz"), arrays | {"labels": labels})
@@ -117,13 +121,5 @@ def _clean_key(source: Source) -> str:
     return f"clean_other/{source[0]}-{source[1]}"
 
 
-def _join(job: _Job, pieces: list[Piece], sources: list[Source]) -> dict[Source, Results]:
-    """Join the pieces of each source, and give the clean control to the corruption it belongs to."""
-    rows: dict[Source, Results] = {}
-    for source in sources:
-        parts = [read_npz(path_of(job.folder, piece)) for piece in pieces if piece.source == source]
-        rows[source] = {row: np.concatenate([p[row] for p in parts]) for row in parts[0]}
-    if job.protocol.controls:
-        for source in job.protocol.sources:
-            rows[source]["clean_other"] = rows[CLEAN].pop(_clean_key(source))
-    return rows
+def _join(parts: list[Results]) -> Results:
+    return {row: np.concatenate([part[row] for part in parts]) for row in parts[0]}

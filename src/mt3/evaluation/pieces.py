@@ -30,12 +30,8 @@ def pieces_of(sources: Sequence[Source], count: int) -> list[Piece]:
 
     No piece has a single image, unless count is 1: a control adapts on another one.
     """
-    edges = np.linspace(0, count, _splits(count) + 1).round().astype(int).tolist()
+    edges = np.linspace(0, count, -(-count // PIECE) + 1).round().astype(int).tolist()
     return [Piece(source, start, stop) for start, stop in pairwise(edges) for source in sources]
-
-
-def _splits(count: int) -> int:
-    return -(-count // PIECE)
 
 
 def folder_of(out: Path) -> Path:
@@ -72,7 +68,8 @@ def share_done(out: Path, protocol: dict[str, Any]) -> float:
         return 0.0
     _require_same(read_json(folder / "protocol.json"), protocol, folder)
     sources = int(protocol["clean"]) + len(protocol["corruptions"]) * len(protocol["severities"])
-    return min(0.99, len(list(folder.glob("*.npz"))) / (sources * _splits(protocol["images"])))
+    total: int = sources * -(-protocol["images"] // PIECE)
+    return min(0.99, len(list(folder.glob("*.npz"))) / total)
 
 
 def _require_same(old: Any, new: dict[str, Any], where: Path) -> None:
@@ -86,21 +83,17 @@ def _require_same(old: Any, new: dict[str, Any], where: Path) -> None:
         )
 
 
-def is_whole(folder: Path, piece: Piece, classes: int) -> bool:
-    """Whether a piece is there and complete; a damaged one counts as missing and is evaluated again."""
+def read_piece(folder: Path, piece: Piece, classes: int) -> Results | None:
+    """What was kept of a piece; a damaged one counts as missing and is evaluated again."""
     try:
-        results = read_npz(path_of(folder, piece))
+        with np.load(path_of(folder, piece), allow_pickle=False) as file:
+            results = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
-        return False
+        return None
     shape = (piece.stop - piece.start, classes)
-    return "before" in results and all(p.shape == shape for p in results.values())
+    return results if "before" in results and all(p.shape == shape for p in results.values()) else None
 
 
 def write_npz(path: Path, arrays: dict[str, Any]) -> None:
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         np.savez_compressed(file, **arrays)
-
-
-def read_npz(path: Path) -> Results:
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}

@@ -37,8 +37,8 @@ class Study:
     preset: str
     methods: Sequence[str]
     seeds: int  # 0 to this, exclusive
-    corruptions: list[str]
-    severities: list[int]
+    corruptions: Sequence[str]
+    severities: Sequence[int]
     limit: int | None = None  # test images; None: as IMAGES says
     sweep_limit: int | None = None
     ablations: Sequence[str] = ()
