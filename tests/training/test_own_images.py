@@ -78,6 +78,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "colours"
 
 
+@pytest.mark.filterwarnings("error:.*not writable")  # the photos are mapped read-only
 def test_own_photos_from_the_command_line(photos, tmp_path, capsys):
     run = tmp_path / "run"
     flags = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
