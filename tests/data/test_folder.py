@@ -310,6 +310,11 @@ def break_test_classes(root: Path) -> None:
         save_photo(root / "test" / kind / "1.png", 20)
 
 
+def break_no_classes_inside(root: Path) -> None:
+    (root / "cat").rename(root / "train")
+    (root / "dog").rename(root / "test")
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
@@ -324,6 +329,7 @@ def break_test_classes(root: Path) -> None:
         (break_link, "pets/cat/x.jpg as an image (No such file or directory)"),
         (break_single, "The class bird has a single photo, expected at least two, one of them for testing"),
         (break_test_missing, "pets has classes to train on, but none in "),
+        (break_no_classes_inside, "pets has photos in train and test without classes"),
         (break_test_classes, "pets/test has the class cow, "),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -93,13 +93,16 @@ def _list_photos(folder: Path) -> tuple[tuple[str, ...], dict[str, list[Photo]]]
                 f"{folder / where} has the class {differing[0]}, {folder / other} has not; give both the same classes."
             )
     else:
-        parts = _split(_list_classes(folder, ""))
+        found = _list_classes(folder, "")
+        if set(found) == set(PARTS):
+            raise InputError(f"{folder} has photos in train and test without classes; put them into a folder for each.")
+        parts = _split(found)
     classes = tuple(sorted(parts["train"]))
-    found = {}
+    listed = {}
     for part in PARTS:
         photos = [Photo(name, label) for label, kind in enumerate(classes) for name in parts[part][kind]]
-        found[part] = sorted(photos, key=lambda photo: _rank("order", photo.name))  # the first few show all classes
-    return classes, found
+        listed[part] = sorted(photos, key=lambda photo: _rank("order", photo.name))  # the first few show all classes
+    return classes, listed
 
 
 def _list_classes(folder: Path, part: str) -> dict[str, list[str]]:
