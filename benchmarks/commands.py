@@ -5,9 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import BENCHMARKS
-from mt3.cli.arguments import Parser, count, data_arguments, path, set_up
-from mt3.data.dataset import DATASETS
-from mt3.support.errors import name_list
+from mt3.cli.arguments import Parser, chosen_data_arguments, count, load_data, path, set_up
 from mt3.support.files import check_can_write, write_json
 
 Run = Callable[[argparse.Namespace], None]
@@ -26,7 +24,7 @@ SIZES: dict[str, Sizes] = {
     "corruptions": {
         "images": (128, "test images in a call"),
         "severity": (5, "1 to 5"),
-        "size": (32, "pixels, to which they are scaled"),
+        "pixels": (32, "of a side, to which they are scaled"),
     },
     "all": {},
 }
@@ -46,8 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
         if name in ("meta-step", "adapt"):
             parser.add_argument("--scaling", action="store_true", help="also how time and memory grow")
         if name == "corruptions":
-            parser.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
-            data_arguments(parser)
+            chosen_data_arguments(parser)
         else:  # these are on one core
             parser.add_argument("--threads", type=count, help="of the CPU (default: all cores)")
             parser.set_defaults(device="cpu")
@@ -104,10 +101,9 @@ def _augment(args: argparse.Namespace) -> None:
 
 def _corruptions(args: argparse.Namespace) -> None:
     from benchmarks.corruptions import bench_corruptions, corruptions_summary
-    from mt3.data import load_dataset
 
-    dataset = load_dataset(args.data, args.data_dir, args.download)
-    _show(args, corruptions_summary, bench_corruptions(dataset, args.images, args.severity, args.rounds, args.size))
+    data = load_data(args)
+    _show(args, corruptions_summary, bench_corruptions(data, args.images, args.severity, args.rounds, args.pixels))
 
 
 def _all(args: argparse.Namespace) -> None:

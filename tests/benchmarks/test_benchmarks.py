@@ -249,7 +249,7 @@ def test_summary_shows_the_table_and_the_sum(result):
 
 
 def test_real_times_are_positive_and_ordered(capsys, tmp_path):
-    words = ["corruptions", "--images", "3", "--size", "48", "--rounds", "2", "--json", str(tmp_path / "b.json")]
+    words = ["corruptions", "--images", "3", "--pixels", "48", "--rounds", "2", "--json", str(tmp_path / "b.json")]
     assert bench(words) == 0
     result = json.loads((tmp_path / "b.json").read_text())
     assert (result["size"], result["parameter_set"]) == (48, 64)
@@ -273,7 +273,7 @@ def test_real_times_are_positive_and_ordered(capsys, tmp_path):
         ("adpat", "Unknown benchmark 'adpat' (did you mean 'adapt'?)"),
         ("adapt --veiws 3", "(did you mean '--views'?); see `python -m benchmarks adapt --help`."),
         ("corruptions --severity 6", "Expected severities from 1 to 5, got 6"),
-        ("corruptions --size 8", "Expected the side of the images to be a whole number from 16 to 512, got 8"),
+        ("corruptions --pixels 8", "Expected the side of the images to be a whole number from 16 to 512, got 8"),
         ("corruptions --images 0", "Expected at least one image to measure on, got 0"),
         ("corruptions --rounds 0", "Expected at least one round, got 0; raise --rounds."),
         ("corruptions --data-dir photos", "The digits do not come from --data-dir photos"),

@@ -9,10 +9,11 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mt3.cli.arguments import default_jobs, given_fields, set_up
+from mt3.cli.arguments import default_jobs, given_fields, load_data, set_up
 from mt3.config.adaptation import FIELDS
 from mt3.config.config import make_config
 from mt3.config.methods import METHODS, get_method
+from mt3.data.folder import KIND
 from mt3.studies.ablations import resolve_ablations
 from mt3.support.errors import NAME, InputError, is_name, name_list, shown
 from mt3.support.files import read_text
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 def train_command(args: argparse.Namespace) -> None:
     config = make_config(args.method, args.data, _preset(args), args.seed, given_fields(args))
-    from mt3.data import load_dataset
     from mt3.models.classifier import count_parameters
     from mt3.models.store import read_run
     from mt3.training.loop import train
@@ -34,7 +34,7 @@ def train_command(args: argparse.Namespace) -> None:
     names = [field.name for field in fields(RunOptions)]
     asked = {name: value for name, value in vars(args).items() if name in names and value is not None}
     options = RunOptions(**(asked | {"device": str(set_up(args))}))
-    dataset = load_dataset(args.data, args.data_dir, args.download)
+    dataset = load_data(args)
     model = train(config, dataset, args.out, options)
     size = "its start is not finished" if model is None else f"{count_parameters(model)} parameters"
     print(f"{args.out}: {args.method} on {args.data}, {size}")
@@ -44,10 +44,10 @@ def train_command(args: argparse.Namespace) -> None:
 
 
 def _preset(args: argparse.Namespace) -> str:
-    return args.preset or ("demo" if args.data == "digits" else "paper")
+    return args.preset or ("demo" if args.data == "digits" else "small" if args.data.startswith(KIND) else "paper")
 
 
-def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any]) -> "Dataset | None":
+def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any], model: "MT3Model") -> "Dataset | None":
     """The data set a run was trained on, by what its run.json says; corrupted images will do without."""
     from mt3.data import load_dataset
 
@@ -58,7 +58,10 @@ def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any]) -> "Dataset |
         raise InputError(f"{args.model} does not say which data it was trained on; give --data.")
     recorded = run.get("data_dir") if name != "digits" else None  # which need none
     try:
-        return load_dataset(name, args.data_dir or (Path(recorded) if recorded else None), args.download)
+        data_dir, size = args.data_dir or (Path(recorded) if recorded else None), args.size
+        if size is None and name.startswith(KIND):
+            size = model.size
+        return load_dataset(name, data_dir, args.download, size, args.skip_broken)
     except InputError as error:
         if args.corrupted is None or args.data_dir is not None or args.download:
             raise
@@ -76,7 +79,7 @@ def evaluate_command(args: argparse.Namespace) -> None:
     device, directory = set_up(args), find_model(args.model)
     run = read_run(directory)  # before the model: a training under way writes it after that
     model = load(args.model).to(device)
-    dataset = _dataset_of_run(args, run)
+    dataset = _dataset_of_run(args, run, model)
     if dataset is not None:
         _require_same_classes(model, dataset)
     corrupted, names, severities = _corrupted_images(args, dataset)
@@ -172,12 +175,11 @@ def corrupt_command(args: argparse.Namespace) -> None:
     from mt3.corruptions import resolve
     from mt3.corruptions.parameters import foreign_parameters
     from mt3.corruptions.write import SEVERITIES, check_severities, write_corrupted
-    from mt3.data import load_dataset
     from mt3.support.processes import count_cores
 
     names = resolve(args.corruptions or ["every"])
     severities = check_severities(args.severity or SEVERITIES)
-    dataset = load_dataset(args.data, args.data_dir, args.download)
+    dataset = load_data(args)
     if args.preview is not None:
         _draw_preview(args, dataset, names, severities)
     if args.out is not None:
@@ -216,7 +218,6 @@ def reproduce_command(args: argparse.Namespace) -> None:
         raise InputError("A dry run writes nothing, so that it does not download; drop --download or --dry-run.")
     methods = [name for name in METHODS if name in {get_method(m).name for m in args.methods or ()}]
     ablations = resolve_ablations(args.ablations or [])
-    from mt3.data import load_dataset
     from mt3.evaluation.protocol import TestImages
     from mt3.studies.plan import Study, paper_methods
     from mt3.studies.reproduce import reproduce
@@ -227,10 +228,10 @@ def reproduce_command(args: argparse.Namespace) -> None:
     device = set_up(args)
     if args.corrupted is None:
         _corrupted_images(args, None)
-    dataset = load_dataset(args.data, args.data_dir, args.download)
+    dataset = load_data(args)
     corrupted, names, severities = _corrupted_images(args, dataset)
     study = Study(
-        args.out or Path("runs") / f"{preset}-{args.data}",
+        args.out or Path("runs") / f"{preset}-{args.data.replace(':', '-')}",
         TestImages(dataset, corrupted),
         preset,
         methods,

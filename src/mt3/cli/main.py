@@ -21,6 +21,7 @@ from mt3.cli.arguments import (
     data_arguments,
     path,
     positive,
+    settle_data,
     training_arguments,
 )
 from mt3.config.adaptation import LAYERS
@@ -163,6 +164,7 @@ def run_command(make_parser: Callable[[], argparse.ArgumentParser], argv: Sequen
             if extra:
                 args.parser.refuse(extra[0])
             command = args.command
+            settle_data(args)
             args.run(args)
             sys.stdout.flush()  # a full disk under it is said below
             return 0

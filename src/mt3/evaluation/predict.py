@@ -56,7 +56,7 @@ def _answer(model: MT3Model, logits: Tensor) -> dict[str, Any]:
 
 def as_tensor(images: NDArray[np.uint8], device: torch.device) -> Tensor:
     """Images (N, H, H, 3) as a tensor (N, 3, H, H)."""
-    return torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).contiguous().to(device)
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))).to(device)
 
 
 def probabilities(logits: Tensor) -> NDArray[np.float32]:
