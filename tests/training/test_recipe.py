@@ -1,5 +1,6 @@
 """The fields of a modern recipe, each against its formula, and resumed to the same bits."""
 
+import json
 import math
 
 import numpy as np
@@ -208,4 +209,6 @@ def test_snapshots_are_the_models_that_a_shorter_run_gives(tmp_path, digits):
     found = sorted(path.name for path in (tmp_path / "long" / "snapshots").iterdir())
     assert found == ["step-00000002", "step-00000004"]
     kept, want = load(tmp_path / "long" / "snapshots" / "step-00000004"), load(tmp_path / "short")
+    about = json.loads((tmp_path / "long" / "snapshots" / "step-00000004" / "run.json").read_text())["about"]
+    assert (about["step"], about["method"]) == (4, config.method)  # so that it can be evaluated as a run
     assert all(torch.equal(p, want.state_dict()[name]) for name, p in kept.state_dict().items())

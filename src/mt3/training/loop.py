@@ -197,7 +197,9 @@ def _train_link(
                         for name, value in metrics.items():
                             writer.add_scalar(name, value, step)
                 if options.snapshot_every and step % options.snapshot_every == 0:
-                    save_model(finished_model(state), out / SNAPSHOTS / f"step-{step:08d}")
+                    snapshot = out / SNAPSHOTS / f"step-{step:08d}"
+                    save_model(finished_model(state), snapshot)
+                    write_json(snapshot / RUN_FILE, link.run | link.progress(step, link.before + step))
                 if step % options.checkpoint_every == 0 and step < last_step:
                     metrics_file.flush()
                     saved = _save(link, state, step, time.monotonic() - began)
