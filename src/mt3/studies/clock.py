@@ -82,7 +82,7 @@ def time_image(config: Config, dataset: Dataset, device: torch.device) -> float:
     """Seconds of evaluating an image, adapted as the model does by itself."""
     model = build_model(config, dataset).to(device).eval()
     adapter = None if model.objective is None else Adapter(model)
-    stack = 1 if adapter is None else adapter.stack_for(PIECE)
+    stack = 1 if adapter is None else adapter.stack_for(PIECE, dataset.size)
     count = min(PIECE, torch.get_num_threads() * stack)  # a stack for each thread
     batch = torch.from_numpy(dataset.test_images[:count]).permute(0, 3, 1, 2).contiguous().to(device)
 

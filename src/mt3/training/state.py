@@ -11,9 +11,10 @@ from torch import Tensor
 from mt3.config.config import Config
 from mt3.data import Dataset
 from mt3.models.call import Params
-from mt3.models.classifier import MT3Model, refuse_batch_norm
+from mt3.models.classifier import MT3Model
 from mt3.models.store import load
 from mt3.networks.init import INITS
+from mt3.networks.norms import refuse_training_statistics
 from mt3.objectives.augment import seeded_generator
 from mt3.support.errors import InputError
 
@@ -51,7 +52,7 @@ def make_state(config: Config, dataset: Dataset, device: torch.device, init: Pat
     model = build_model(config, dataset)
     if init is not None:
         take_weights(model, load(init), init)
-    refuse_batch_norm(model)
+    refuse_training_statistics(model)
     model.to(device)
     optimizer = torch.optim.SGD(
         parameter_groups(model, config), lr=config.lr, momentum=config.momentum, nesterov=config.nesterov
