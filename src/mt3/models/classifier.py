@@ -100,7 +100,8 @@ class MT3Model(
             self.reset_parameters()
         else:
             self._reset(module for child in (self.hidden, self.classify, self.heads) if child for module in child.modules())
-            self.to(next(self.backbone.parameters(), torch.zeros(())).device)
+            self.to(next(self.backbone.parameters(), torch.zeros(())))
+            self._hub_mixin_config = dict(self._hub_mixin_config or {}) | {"backbone": None}  # to be given when loading
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Glorot-uniform weights, zero biases and plain norms, as the authors' code; drawn from the generator."""
@@ -124,14 +125,14 @@ class MT3Model(
     def outputs(self, images: Tensor, heads: bool = True) -> Outputs:
         """Logits and what the objective's heads give, from one pass; without `heads` the logits alone."""
         dtype = self.dtype
-        x = self._normalise(as_float(images, dtype))
+        x = self.normalise(as_float(images, dtype))
         if self.precision == "float32":
             return self._pass(x, heads)
         with torch.autocast(x.device.type, getattr(torch, self.precision), cache_enabled=False):
             logits, found = self._pass(x, heads)
         return Outputs(logits.to(dtype), {name: t.to(dtype) for name, t in found.items()})  # losses are not rounded
 
-    def _normalise(self, x: Tensor) -> Tensor:
+    def normalise(self, x: Tensor) -> Tensor:
         """Take the mean off and divide by the deviation; in a stack, of each network's channels."""
         if self.normalisation is None:
             return x
@@ -146,12 +147,29 @@ class MT3Model(
         return Outputs(self.classify(shared), found)
 
     @property
+    def name(self) -> str:
+        """What a report calls the network."""
+        inner = getattr(self.backbone.early, "module", self.backbone)
+        return type(inner).__name__
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.classify.weight.dtype
 
     @property
     def device(self) -> torch.device:
         return self.classify.weight.device
+
+    def set_adaptation(self, adaptation: Adaptation) -> None:
+        """Change how the model adapts by itself; it is saved with the model."""
+        if adaptation.objective != self.adaptation.objective or adaptation.variant != self.adaptation.variant:
+            raise InputError(
+                f"Expected an adaptation with the model's objective {self.adaptation.objective} and variant "
+                f"{self.adaptation.variant}, got {adaptation.objective} and {adaptation.variant}."
+            )
+        self.adapted_names(adaptation.layers)  # refuses what could not change an answer
+        self.adaptation = adaptation
+        self._hub_mixin_config = dict(self._hub_mixin_config or {}) | {"adaptation": adaptation.to_dict()}
 
     def adapted_names(self, layers: str) -> tuple[str, ...]:
         """The parameters that adapt: of those that feed the objective's loss, what `layers` says."""

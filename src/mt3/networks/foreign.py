@@ -18,7 +18,7 @@ class Foreign(nn.Module):
         super().__init__()
         self.early: nn.Module = Pooled(module)
         self.late: nn.Module = nn.Identity()
-        self.features, self._size, self._largest, self._kept = _dry_pass(self.early, size)
+        self.features, self.size, self._largest, self._kept = _dry_pass(self.early, size)
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.early(images)
@@ -30,11 +30,11 @@ class Foreign(nn.Module):
 
     def largest(self, size: int) -> int:
         """Values of the largest activation for an image of `size` pixels, measured at another size."""
-        return max(1, round(self._largest * (size / self._size) ** 2))
+        return max(1, round(self._largest * (size / self.size) ** 2))
 
     def kept(self, size: int) -> int:
         """Values that surely lie in memory for the gradient of a pass over an image."""
-        return max(1, round(self._kept * (size / self._size) ** 2))
+        return max(1, round(self._kept * (size / self.size) ** 2))
 
 
 class Pooled(nn.Module):

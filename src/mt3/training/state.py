@@ -47,9 +47,14 @@ def build_model(config: Config, dataset: Dataset) -> MT3Model:
     return model
 
 
-def make_state(config: Config, dataset: Dataset, device: torch.device, init: Path | None = None) -> State:
-    """The state before the first step; `init` gives a run whose weights are taken over where names and shapes fit."""
-    model = build_model(config, dataset)
+def make_state(
+    config: Config, dataset: Dataset, device: torch.device, init: Path | None = None, model: MT3Model | None = None
+) -> State:
+    """The state before the first step, of the config's network or of a given model.
+
+    `init` gives a run whose weights are taken over where names and shapes fit.
+    """
+    model = build_model(config, dataset) if model is None else model.eval()
     if init is not None:
         take_weights(model, load(init), init)
     refuse_training_statistics(model)
