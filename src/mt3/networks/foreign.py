@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mt3.networks.recompute import recomputed
 from mt3.support.errors import InputError
 
 SIZES = (32, 48, 64, 96, 128, 224, 256, 384, 512)  # pixels that a dry pass tries, where none are given
@@ -43,9 +44,10 @@ class Pooled(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        self.recompute = False
 
     def forward(self, images: Tensor) -> Tensor:
-        return as_features(self.module(images))
+        return as_features(recomputed(self.module, images) if self.recompute else self.module(images))
 
 
 def as_features(found: Any) -> Tensor:

@@ -45,12 +45,12 @@ def train(
             f"The method {method} trains {config.objective}, the model has {model.adaptation.objective or 'no objective'}; "
             "choose another method, or make the model with that objective."
         )
+    if config.training != "ce":
+        model.set_adaptation(config.test)
     asked = RunOptions(str(model.device)) if options is None else options
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="mt3-"))) if out is None else Path(out)
         named = replace(asked, network=model.name)
         trained = train_run(config, dataset, folder, named, model)
-    assert trained is model or trained is None
-    if config.training != "ce":
-        model.set_adaptation(config.test)
+    assert trained is model
     return model
