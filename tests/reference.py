@@ -38,7 +38,7 @@ def linear(p: Params, name: str, x: Tensor) -> Tensor:
 
 
 def network(p: Params, x: Tensor, groups: int, activation) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, projection and prediction of an MT3 network of depth 8 with head "mt3" or "official"."""
+    """Logits, projection and prediction of an MT3 network of depth 8, the paper's or the authors'."""
 
     def block(x: Tensor, name: str, stride: int, first: bool) -> Tensor:
         act = activation(group_norm(x, p[f"{name}.norm1.weight"], p[f"{name}.norm1.bias"], groups))
@@ -56,16 +56,18 @@ def network(p: Params, x: Tensor, groups: int, activation) -> tuple[Tensor, Tens
         h = activation(group_norm(h, p[f"{name}.norm2.weight"], p[f"{name}.norm2.bias"], groups))
         return shortcut + conv(h, p[f"{name}.conv2.weight"], p[f"{name}.conv2.bias"])
 
-    h = conv(x, p["stem.weight"], None)
-    for stage in (1, 2, 3):
-        h = block(h, f"stage{stage}.0", 1 if stage == 1 else 2, first=stage == 1)
-    features = activation(group_norm(h, p["norm.weight"], p["norm.bias"], groups)).mean((2, 3))
+    h = conv(x, p["backbone.early.stem.weight"], None)
+    for stage in ("early.stage1", "early.stage2", "late.stage"):
+        first = stage == "early.stage1"
+        h = block(h, f"backbone.{stage}.0", 1 if first else 2, first)
+    last = group_norm(h, p["backbone.late.norm.weight"], p["backbone.late.norm.bias"], groups)
+    features = activation(last).mean((2, 3))
     shared = activation(linear(p, "hidden", features))
-    if "project.weight" in p:
-        z = linear(p, "project", shared)
+    if "heads.project.weight" in p:
+        z = linear(p, "heads.project", shared)
     else:
-        z = linear(p, "project.2", activation(linear(p, "project.0", shared)))
-    r = linear(p, "predict.2", activation(linear(p, "predict.0", z)))
+        z = linear(p, "heads.project.2", activation(linear(p, "heads.project.0", shared)))
+    r = linear(p, "heads.predict.2", activation(linear(p, "heads.predict.0", z)))
     return linear(p, "classify", shared), z, r
 
 
@@ -112,7 +114,7 @@ def outer_loss(
     `frozen` gives the targets of each inner step and of the outer loss, instead of computing them; `adapted` the
     parameters that the inner steps change, instead of all but the class layer.
     """
-    names = [n for n in theta if not n.startswith(("classify", "rates"))] if adapted is None else adapted
+    names = [n for n in theta if not n.startswith("classify")] if adapted is None else adapted
     phi = dict(theta)
     meta_target = network(theta, views, groups, activation)[1].detach()
     for step in range(steps):
@@ -122,9 +124,8 @@ def outer_loss(
             target = frozen[step]
         gradients = torch.autograd.grad(byol(r, target), [phi[n] for n in names], create_graph=True, retain_graph=True)
         stepped = clip(list(gradients), norm, mode)
-        for i, (n, g) in enumerate(zip(names, stepped, strict=True)):
-            rate = lr * torch.exp(theta["rates"][step, i]) if "rates" in theta else lr
-            phi[n] = phi[n] - rate * (g.detach() if first_order else g)
+        for n, g in zip(names, stepped, strict=True):
+            phi[n] = phi[n] - lr * (g.detach() if first_order else g)
     logits = network(phi, x, groups, activation)[0]
     _, z, r = network(phi, views, groups, activation)
     target = meta_target if outer_target == "meta" else z.detach()

@@ -1,276 +1,32 @@
-"""The inner step and its meta-gradient against hand-written unrolls and finite differences; the Adapter."""
+"""The Adapter: Algorithm 2 by hand, stacks, gates, precisions and refusals."""
 
 import copy
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mt3
 import reference
-from mt3.adaptation.adapter import Adapter, clip_gradients, forward, inner_loop, inner_step, machine_memory, stack_size
-from mt3.adaptation.averages import averaged_logits, image_generator, view_average
-from mt3.config.config import make_config
+from mt3.adaptation.adapter import Adapter, image_generator, machine_memory, stack_size
 from mt3.evaluation.predict import predict
-from mt3.models.classifier import as_float
-from mt3.objectives.selfsup import Views, draw_copies
-from mt3.training.losses import Task, meta_loss
-from mt3.training.state import State
-
-GROUPS = 2
+from mt3.models.call import call
+from mt3.objectives.augment import apply_views, draw_views
+from mt3.objectives.byol import byol_loss
+from small import small_model
 
 
-def small_model(head: str = "mt3", selfsup: str = "byol", dtype: torch.dtype = torch.float64, **more) -> mt3.MT3Model:
-    model = mt3.MT3Model(
-        3, depth=8, width=4, groups=GROUPS, head=head, selfsup=selfsup, hidden=6, projection=5, **more
-    ).to(dtype)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in model.parameters():  # biases and norms away from their special initial values
-            p.add_(0.1 * torch.randn(p.shape, generator=generator, dtype=torch.float64).to(dtype))
-    return model
-
-
-def small_task(k: int = 2) -> Task:
-    generator = torch.Generator().manual_seed(2)
-    images = torch.rand(3 * k, 3, 8, 8, generator=generator, dtype=torch.float64)
-    return Task(images[:k], torch.tensor([0, 2] * (k // 2)), Views(images[k:]))
-
-
-def meta_gradient(model: mt3.MT3Model, task: Task, **fields) -> dict[str, Tensor]:
-    """The package's gradient of one task's outer loss."""
-    config = make_config("mt3", "digits", "paper", overrides=fields)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.zero_grad()
-    meta_loss(State(model, optimizer, None), task, config, log=False).total.backward()
-    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
-def by_hand(model: mt3.MT3Model, task: Task, **settings) -> dict[str, Tensor]:
-    theta = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
-    assert task.views is not None
-    loss = reference.outer_loss(theta, task.images, task.labels, task.views.images, groups=GROUPS, **settings)
-    gradients = torch.autograd.grad(loss, list(theta.values()))
-    return dict(zip(theta, gradients, strict=True))
-
-
-def relative_error(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
-    assert got.keys() == want.keys()
-    a, b = (torch.cat([g[n].flatten() for n in want]) for g in (got, want))
-    return ((a - b).norm() / b.norm()).item()
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("clip", [None, 0.05])
-@pytest.mark.parametrize(
-    ("head", "mode", "inner_target", "outer_target"),
-    [("mt3", "global", "meta", "meta"), ("official", "tensor", "previous", "adapted")],
-)
-def test_meta_gradient_equals_hand_written_unroll(steps, clip, head, mode, inner_target, outer_target):
-    model, task = small_model(head), small_task()
-    got = meta_gradient(
-        model,
-        task,
-        inner_steps=steps,
-        inner_lr=0.2,
-        inner_clip=clip,
-        clip_mode=mode,
-        gamma=0.3,
-        inner_target=inner_target,
-        outer_target=outer_target,
-    )
-    settings = {"steps": steps, "lr": 0.2, "gamma": 0.3, "norm": clip, "mode": mode}
-    want = by_hand(model, task, **settings, inner_target=inner_target, outer_target=outer_target)
-    assert relative_error(got, want) < 1e-9
-    unclipped = by_hand(
-        model, task, **(settings | {"norm": None}), inner_target=inner_target, outer_target=outer_target
-    )
-    bites = relative_error(unclipped, want) > 1e-3
-    assert bites == (clip is not None)
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("clip", [None, 0.05])
-@pytest.mark.parametrize("head", ["mt3", "official"])
-def test_meta_gradient_equals_finite_differences(monkeypatch, steps, clip, head):
-    """Softplus for ReLU, which has kinks, and targets frozen at the unperturbed parameters."""
-
-    def smooth(x: Tensor, inplace: bool = False) -> Tensor:
-        return F.softplus(x)
-
-    monkeypatch.setattr(F, "relu", smooth)
-    model, task = small_model(head), small_task()
-    assert task.views is not None
-    views = task.views.images
-    got = meta_gradient(model, task, inner_steps=steps, inner_lr=0.2, inner_clip=clip, gamma=0.3)
-    theta = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
-    frozen = [reference.network(theta, views, GROUPS, F.softplus)[1].detach()] * (steps + 1)
-    generator = torch.Generator().manual_seed(3)
-    for _ in range(3):
-        direction = {n: torch.randn(p.shape, generator=generator, dtype=p.dtype) for n, p in theta.items()}
-
-        def loss_at(h: float, direction=direction) -> float:
-            moved = {n: (p.detach() + h * direction[n]).requires_grad_() for n, p in theta.items()}
-            return reference.outer_loss(
-                moved,
-                task.images,
-                task.labels,
-                views,
-                groups=GROUPS,
-                steps=steps,
-                lr=0.2,
-                gamma=0.3,
-                norm=clip,
-                activation=F.softplus,
-                frozen=frozen,
-            ).item()
-
-        h = 1e-4  # fourth-order central difference
-        slope = (8 * (loss_at(h) - loss_at(-h)) - (loss_at(2 * h) - loss_at(-2 * h))) / (12 * h)
-        want = sum(float((got[n] * direction[n]).sum()) for n in theta)
-        assert slope == pytest.approx(want, rel=1e-6)
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_first_order_matches_its_own_unroll_and_differs_from_second(steps):
-    model, task = small_model(), small_task()
-    settings = {"steps": steps, "lr": 0.2, "gamma": 0.3, "norm": 0.05}
-    fields = {"inner_steps": steps, "inner_lr": 0.2, "inner_clip": 0.05, "gamma": 0.3}
-    first = meta_gradient(model, task, order="first", **fields)
-    assert relative_error(first, by_hand(model, task, first_order=True, **settings)) < 1e-9
-    assert relative_error(first, meta_gradient(model, task, **fields)) > 1e-3
-
-
-@pytest.mark.parametrize("layers", ["all", "last"])
-def test_without_gamma_the_views_need_no_second_pass(layers):
-    """Equal to the same loss with a weight that is next to nothing, which has that pass."""
-    model, task = small_model(adapt_layers=layers), small_task()
-    fields = {"inner_lr": 0.5, "inner_clip": 0.05}
-    got, near = (meta_gradient(model, task, gamma=gamma, **fields) for gamma in (0.0, 1e-13))
-    assert relative_error(got, {name: near[name] for name in got}) < 1e-9
-    if layers == "all":
-        want = by_hand(model, task, steps=1, lr=0.5, gamma=0.0, norm=0.05)
-        assert relative_error(got, {name: want[name] for name in got}) < 1e-9
-
-
-@pytest.mark.parametrize("order", ["second", "first"])
-def test_learned_rates_have_the_gradient_of_the_unroll(order):
-    model, task = small_model(learned_rates=2), small_task()
-    settings = {"inner_steps": 2, "inner_lr": 0.5, "gamma": 0.1, "inner_clip": 0.05, "order": order}
-    got = meta_gradient(model, task, **settings)
-    want = by_hand(model, task, steps=2, lr=0.5, gamma=0.1, norm=0.05, first_order=order == "first")
-    assert got["rates"].abs().min() > 0
-    assert relative_error(got, want) < 1e-9
-
-
-def test_tensors_without_a_learned_rate_take_the_plain_step(images):
-    model = mt3.MT3Model(10, depth=8, width=4, adapt_views=2, adapt_layers="norm", learned_rates=1)
-    plain = mt3.MT3Model(10, depth=8, width=4, adapt_views=2, adapt_layers="norm")
-    plain.load_state_dict({n: t for n, t in model.state_dict().items() if n != "rates"})
-    got, want = (Adapter(m, lr=1.0, adapt_layers="all")(images) for m in (model, plain))
-    torch.testing.assert_close(got, want)
-
-
-def test_an_anchor_adds_the_cross_entropy_before_the_step():
-    model, task = small_model(), small_task()
-    settings = {"inner_lr": 0.5, "gamma": 0.1, "inner_clip": None}
-    got = meta_gradient(model, task, anchor=0.25, **settings)
-    want = meta_gradient(model, task, **settings)
-    before = F.cross_entropy(model(task.images), task.labels)
-    gradients = torch.autograd.grad(before, list(model.parameters()), allow_unused=True)
-    for (name, _), g in zip(model.named_parameters(), gradients, strict=True):
-        want[name] = want[name] if g is None else want[name] + 0.25 * g
-    assert relative_error(got, want) < 1e-9
-
-
-def test_learned_rates_of_one_step_serve_further_ones():
-    model = small_model(learned_rates=1)
-    factors = [model.rate_factors(dict(model.named_parameters()), step) for step in (0, 3)]
-    assert factors[0] == factors[1]
-    assert factors[0].keys() == set(model.adapted_names())
-    with torch.no_grad():
-        model.rates.zero_()
-    assert {f.item() for f in model.rate_factors(dict(model.named_parameters()), 0).values()} == {1.0}
-
-
-@pytest.mark.parametrize("head", ["mt3", "official"])
-def test_only_the_class_layer_gets_no_inner_update(head):
-    model, task = small_model(head), small_task()
-    assert task.views is not None
-    theta = dict(model.named_parameters())
-    inner = inner_loop(model, theta, lambda step: task.views, model.adapted_names(), steps=1, lr=0.1)
-    unmoved = {n for n in theta if torch.equal(inner.params[n], theta[n])}
-    assert unmoved == {"classify.weight", "classify.bias"}
-
-
-def test_rotation_adapts_trunk_and_rotation_head_only():
-    model = small_model("linear", "rotation")
-    views = Views(small_task().images, torch.tensor([1, 3]))
-    theta = dict(model.named_parameters())
-    inner = inner_loop(model, theta, lambda step: views, model.adapted_names(), steps=2, lr=0.1)
-    moved = {n.split(".")[0] for n in theta if not torch.equal(inner.params[n], theta[n])}
-    assert moved == {"stem", "stage1", "stage2", "rotate_stage", "rotate_norm", "rotate"}
-    unmoved = {n.split(".")[0] for n in theta} - moved
-    assert unmoved == {"stage3", "norm", "classify"}
-
-
-def test_targets_carry_no_gradient():
-    """A target that moved with theta would change the gradient: compare with targets that are constants."""
-    model, task = small_model(), small_task()
-    assert task.views is not None
-    theta = dict(model.named_parameters())
-    z = forward(model, theta, task.views.images).projection
-    assert z is not None
-    constants = [z.detach().clone()] * 2
-    got = meta_gradient(model, task, inner_lr=0.2, inner_clip=None, gamma=0.3)
-    want = by_hand(model, task, steps=1, lr=0.2, gamma=0.3, norm=None, frozen=constants)
-    assert relative_error(got, want) < 1e-9
-
-
-def test_fresh_views_meet_targets_of_the_meta_model():
-    """Two steps on different views, by hand: the second step's targets come from theta on the second views."""
-    model = small_model()
-    generator = torch.Generator().manual_seed(5)
-    sets = [torch.rand(4, 3, 8, 8, generator=generator, dtype=torch.float64) for _ in range(2)]
-    theta = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
-    got = inner_loop(model, theta, [Views(v) for v in sets].__getitem__, model.adapted_names(), steps=2, lr=0.3).params
-    phi = dict(theta)
-    for views in sets:
-        target = reference.network(theta, views, GROUPS, torch.relu)[1].detach()
-        loss = reference.byol(reference.network(phi, views, GROUPS, torch.relu)[2], target)
-        names = [n for n in theta if not n.startswith("classify")]
-        gradients = torch.autograd.grad(loss, [phi[n] for n in names])
-        phi = phi | {n: phi[n] - 0.3 * g for n, g in zip(names, gradients, strict=True)}
-    assert relative_error(got, phi) < 1e-12
-
-
-def test_inner_step_descends_by_lr_times_clipped_gradient():
-    w = torch.tensor([3.0, 4.0], dtype=torch.float64, requires_grad=True)
-    b = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
-    params = {"w": w, "b": b, "other": torch.ones(1)}
-    new, norm = inner_step((w**2).sum() / 2 + 12 * b.sum(), params, ["w", "b"], lr=0.5, clip=6.5)
-    assert norm.item() == pytest.approx(13.0)  # |(3, 4, 12)|
-    np.testing.assert_allclose(new["w"].detach(), [3 - 0.5 * 1.5, 4 - 0.5 * 2.0])
-    np.testing.assert_allclose(new["b"].detach(), [1 - 0.5 * 6.0])
-    assert new["other"] is params["other"]
-
-
-def test_clip_modes():
-    gradients = [torch.tensor([3.0, 4.0]), torch.tensor([12.0]), torch.tensor([0.0])]
-    for_all, total = clip_gradients(gradients, 6.5, "global")
-    assert total.item() == 13.0
-    assert [g.tolist() for g in for_all] == [[1.5, 2.0], [6.0], [0.0]]
-    each, _ = clip_gradients(gradients, 6.0, "tensor")
-    assert [g.tolist() for g in each] == [[3.0, 4.0], [6.0], [0.0]]
-    assert clip_gradients(gradients, None, "global")[0][1] is gradients[1]
+def tiny_model(**more) -> mt3.MT3Model:
+    """Of single precision; it adapts with four pairs of views."""
+    fields = {"hidden": 16, "projection": 8, "adaptation": mt3.Adaptation(views=4)} | more
+    return mt3.MT3Model("resnet8x4g2", 10, **fields)
 
 
 @pytest.fixture(scope="module")
 def model() -> mt3.MT3Model:
     torch.manual_seed(0)
-    return mt3.MT3Model(10, depth=8, width=4, groups=2, hidden=16, projection=8, adapt_views=4).eval()
+    return tiny_model().eval()
 
 
 @pytest.fixture(scope="module")
@@ -278,12 +34,16 @@ def images() -> Tensor:
     return torch.randint(0, 256, (5, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
 
-def test_adapter_equals_the_algorithm_by_hand(model, images):
+@pytest.mark.parametrize("size", [32, 48])
+def test_adapter_equals_the_algorithm_by_hand(size):
     """Algorithm 2 with the reference network, on the views that the adapter drew."""
+    model = tiny_model(size=size)
+    images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8)
     adapter = Adapter(model, steps=1, lr=0.3)
     adapted = next(iter(adapter.adapt(images[:1])))
     theta = {n: p.detach().double().requires_grad_() for n, p in model.named_parameters()}
-    views = adapted.first_views.images.double()
+    views = adapted.views.images.double()
+    assert views.shape == (8, 3, size, size)
     _, z, r = reference.network(theta, views, 2, torch.relu)
     names = [n for n in theta if not n.startswith("classify")]
     gradients = torch.autograd.grad(reference.byol(r, z.detach()), [theta[n] for n in names])
@@ -324,17 +84,20 @@ def test_answer_does_not_depend_on_batch_order_or_dtype(model, images):
 
 
 @pytest.mark.parametrize("stack", [2, 3, 5])
-@pytest.mark.parametrize(("head", "selfsup"), [("mt3", "byol"), ("official", "byol"), ("linear", "rotation")])
-@pytest.mark.parametrize("clip_mode", ["global", "tensor"])
-def test_a_stack_adapts_as_its_images_one_by_one(images, stack, head, selfsup, clip_mode):
-    """In float64 to 1e-9, with a clip that bites, fresh views for every step and every quantity."""
-    more = {"adapt_views": 4, "adapt_clip": 0.05, "clip_mode": clip_mode, "adapt_steps": 3, "adapt_lr": 0.5}
-    model = small_model(head, selfsup, **more).eval()
-    one, many = (Adapter(model, stack=size).compare(images) for size in (1, stack))
+@pytest.mark.parametrize(
+    ("network", "objective", "hidden"), [("paper", "byol", 6), ("official", "byol", 6), ("paper", "rotation", 0)]
+)
+@pytest.mark.parametrize("variant", ["paper", "official"])
+def test_a_stack_adapts_as_its_images_one_by_one(images, stack, network, objective, hidden, variant):
+    """In float64 to 1e-9, with a clip that bites, the paper's fresh views for every step and every quantity."""
+    model = small_model(network, objective, hidden).eval()
+    adaptation = mt3.Adaptation(objective, steps=3, lr=0.5, clip=0.05, views=4, variant=variant)
+    one, many = (Adapter(model, adaptation, stack=size).compare(images) for size in (1, stack))
     for field in ("before", "after", "view_average", "loss_before", "loss_after", "grad_norm"):
         torch.testing.assert_close(getattr(many, field), getattr(one, field), rtol=1e-9, atol=1e-9)
     assert (one.before - one.after).abs().max() > 1e-3
-    for a, b in zip(Adapter(model, stack=stack).adapt(images), Adapter(model, stack=1).adapt(images), strict=True):
+    walks = (Adapter(model, adaptation, stack=size).adapt(images) for size in (stack, 1))
+    for a, b in zip(*walks, strict=True):
         for name, p in a.params.items():
             torch.testing.assert_close(p, b.params[name], rtol=1e-9, atol=1e-9)
 
@@ -348,6 +111,45 @@ def test_an_adapted_model_answers_about_other_images(model, images):
         torch.testing.assert_close(answers.view_average[i], adapted.view_average, atol=1e-4, rtol=0)
     with pytest.raises(mt3.InputError, match=r"Expected others of shape \(5, n, 3, 32, 32\)"):
         adapter.answer(images, images)
+
+
+@pytest.mark.parametrize("objective", ["byol", "rotation"])
+def test_a_model_of_larger_images_adapts_in_every_way(objective):
+    model = tiny_model(objective=objective, size=48, adaptation=mt3.Adaptation(objective, views=4)).double()
+    images = torch.randint(0, 256, (3, 3, 48, 48), dtype=torch.uint8)
+    adapter = Adapter(model, stack=2)
+    found = adapter.compare(images)
+    torch.testing.assert_close(found.before, model(images).detach(), atol=1e-9, rtol=0)
+    torch.testing.assert_close(found.after, Adapter(model, stack=1)(images), atol=1e-9, rtol=0)
+    torch.testing.assert_close(found.after, adapter.answer(images, images[:, None]).logits[:, 0], atol=1e-9, rtol=0)
+    assert (found.after - found.before).abs().max() > 1e-3
+    for ask in (adapter, adapter.compare, adapter.adapt, adapter.unadapted):
+        with pytest.raises(mt3.InputError, match=r"shape \(N, 3, 48, 48\), got \(3, 3, 32, 32\)"):
+            ask(images[:, :, :32, :32])
+
+
+def test_an_adapter_of_the_authors_variant_does_as_their_code():
+    """Views are drawn once, crops are smaller than the image, and each tensor is clipped by its own norm."""
+    model = tiny_model()
+    image = torch.rand(1, 3, 32, 32)
+    (official,), (paper,) = (
+        Adapter(model, variant=variant, views=200).adapt(image) for variant in ("official", "paper")
+    )
+    draws = draw_views(400, image_generator(image[0], 0))
+    for adapted, whole in ((official, False), (paper, True)):
+        assert torch.equal(adapted.views.images, apply_views(image.expand(400, -1, -1, -1), draws, whole))
+    walks = [Adapter(model, variant="official", steps=steps, clip=0.01, lr=1.0).adapt(image) for steps in (1, 2)]
+    (once,), (twice,) = walks
+    theta = dict(model.named_parameters())
+    for name in model.adapted_names("all"):
+        assert (once.params[name] - theta[name]).norm() <= 0.01 * (1 + 1e-4)
+    target = once.inner.outputs.heads["z"].detach()
+    phi = {n: p.clone().requires_grad_() for n, p in once.params.items()}
+    loss = byol_loss(call(model, phi, twice.views.images).heads["r"], target)
+    names = model.adapted_names("all")
+    for name, g in zip(names, torch.autograd.grad(loss, [phi[n] for n in names]), strict=True):
+        want = phi[name].detach() - g * (0.01 / g.norm().clamp(min=0.01))
+        torch.testing.assert_close(twice.params[name], want, atol=1e-5, rtol=0)
 
 
 def test_stacks_fill_a_budget_and_every_thread(model, monkeypatch):
@@ -373,7 +175,7 @@ def test_compare_agrees_with_its_parts(model, images):
     assert (c.loss_after < c.loss_before).all()
     torch.testing.assert_close(c.view_average.sum(1), torch.ones(5))
     for i, adapted in enumerate(adapter.adapt(images)):
-        views = adapted.first_views.images
+        views = adapted.views.images
         assert len(views) == 8
         want = model(views).softmax(1).mean(0)
         torch.testing.assert_close(c.view_average[i], want.detach(), atol=1e-6, rtol=0)
@@ -381,7 +183,7 @@ def test_compare_agrees_with_its_parts(model, images):
         _, z, r = reference.network(theta, views, 2, torch.relu)
         loss = reference.byol(r, z.detach())
         assert c.loss_before[i].item() == pytest.approx(loss.item(), rel=1e-4)
-        names = model.adapted_names()
+        names = model.adapted_names("all")
         gradients = torch.autograd.grad(loss, [theta[n] for n in names])
         norm = torch.cat([g.flatten() for g in gradients]).norm()
         assert c.grad_norm[i].item() == pytest.approx(norm.item(), rel=1e-3)
@@ -402,45 +204,16 @@ def test_a_gate_keeps_the_answers_the_model_is_sure_of(model, images):
     assert gated(images[:0]).shape == (0, model.num_classes)
 
 
-def test_many_copies_go_through_the_network_in_parts(images):
-    """Else 10000 of them would take gigabytes."""
-    sizes = []
-
-    def network(batch):
-        sizes.append(batch.shape[-4])
-        return batch.mean((-2, -1))
-
-    scaled = as_float(images[:2])
-    got = averaged_logits(network, images[:2], scaled, 250, 0)
-    assert max(sizes) <= 100
-    assert sum(sizes) == 2 * 251
-    copies = torch.stack([draw_copies(x, 250, image_generator(i, 0)) for i, x in zip(images[:2], scaled, strict=True)])
-    torch.testing.assert_close(got, copies.mean((-2, -1)).softmax(-1).mean(1).log())
-
-
-def test_an_answer_is_averaged_over_copies_of_the_image(model, images):
-    adapter = Adapter(model, lr=1.0, average=3)
-    for image, adapted, logits in zip(images, adapter.adapt(images), adapter(images), strict=True):
-        copies = draw_copies(image, 3, image_generator(image, 0))
-        assert torch.equal(copies[0], image)
-        assert not torch.equal(copies[1], copies[2])
-        expected = Adapter(model).logits(adapted.params, copies).softmax(1).mean(0)
-        torch.testing.assert_close(logits.softmax(0), expected, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(adapter.logits(adapted.params, image[None])[0].exp(), expected, atol=1e-5, rtol=1e-4)
-        before = model(copies).softmax(1).mean(0)
-        torch.testing.assert_close(adapter.unadapted(image[None])[0].exp(), before, atol=1e-5, rtol=1e-4)
-
-
 def test_defaults_come_from_the_model(images):
-    rotation = mt3.MT3Model(
-        10, depth=8, width=4, head="linear", selfsup="rotation", adapt_steps=3, adapt_lr=0.002, adapt_views=5
-    )
+    own = mt3.Adaptation("rotation", steps=3, lr=0.002, views=5)
+    rotation = mt3.MT3Model("resnet8x4", 10, "rotation", hidden=0, adaptation=own)
     adapter = Adapter(rotation)
-    assert (adapter.steps, adapter.lr, adapter.views) == (3, 0.002, 5)
-    overridden = Adapter(rotation, steps=1, lr=0.5, views=2)
+    assert (adapter.adaptation.steps, adapter.adaptation.lr, adapter.adaptation.views) == (3, 0.002, 5)
+    overridden = Adapter(rotation, steps=1, lr=0.5, views=2).adaptation
     assert (overridden.steps, overridden.lr, overridden.views) == (1, 0.5, 2)
+    assert Adapter(rotation, own, views=2).adaptation == mt3.Adaptation("rotation", steps=3, lr=0.002, views=2)
     adapted = next(iter(adapter.adapt(images[:1])))
-    assert adapted.first_views.images.shape == (5, 3, 32, 32)
+    assert adapted.views.images.shape == (5, 3, 32, 32)
     assert adapter(images[:0]).shape == (0, 10)
 
 
@@ -458,14 +231,14 @@ def test_the_callers_modes_are_left_alone(model, images):
 
 def test_model_made_under_inference_mode_adapts(model, images):
     with torch.inference_mode():
-        made = mt3.MT3Model(10, depth=8, width=4, groups=2, hidden=16, projection=8, adapt_views=4)
+        made = tiny_model()
         made.load_state_dict(model.state_dict())
     torch.testing.assert_close(Adapter(made)(images[:2]), Adapter(model)(images[:2]), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_near(model, images, dtype):
-    half = mt3.MT3Model(10, depth=8, width=4, groups=2, hidden=16, projection=8, adapt_views=4)
+    half = tiny_model()
     half.load_state_dict(model.state_dict())
     got = Adapter(half.to(dtype))(images[:2]).float()
     torch.testing.assert_close(got, Adapter(model)(images[:2]), atol=0.1, rtol=0)
@@ -484,7 +257,7 @@ def test_bfloat16_passes_stay_near(model, images):
 
 
 def test_float64_adapter_agrees_with_float32(model, images):
-    double = mt3.MT3Model(10, depth=8, width=4, groups=2, hidden=16, projection=8, adapt_views=4).double()
+    double = tiny_model().double()
     double.load_state_dict(model.state_dict())
     torch.testing.assert_close(Adapter(double)(images).float(), Adapter(model)(images), atol=1e-4, rtol=0)
 
@@ -514,13 +287,17 @@ def test_bad_images_are_refused(model, images, bad, message):
 
 
 def test_bad_adapters_are_refused(model):
-    with pytest.raises(mt3.InputError, match="no self-supervised task"):
-        Adapter(mt3.MT3Model(10, depth=8, width=4, selfsup="none"))
-    with pytest.raises(mt3.InputError, match="Unknown choice of adapted layers '\\[1 2\\]'"):
-        Adapter(model, adapt_layers=np.array([1, 2]))  # type: ignore[arg-type]
-    with_batch_norm = mt3.MT3Model(10, depth=8, width=4)
-    with_batch_norm.norm = nn.BatchNorm2d(16)  # type: ignore[assignment]
-    with pytest.raises(mt3.InputError, match=r"batch normalisation \(norm\).*use GroupNorm"):
+    with pytest.raises(mt3.InputError, match="no objective to adapt with"):
+        Adapter(mt3.MT3Model("resnet8x4", 10, None))
+    with pytest.raises(mt3.InputError, match="Unknown layers '\\[1 2\\]'"):
+        Adapter(model, layers=np.array([1, 2]))
+    with pytest.raises(mt3.InputError, match="the heads of byol to adapt with, not those of rotation"):
+        Adapter(model, mt3.Adaptation("rotation"))
+    with pytest.raises(mt3.InputError, match=r"field of an adaptation 'step' \(did you mean 'steps'\?\)"):
+        Adapter(model, step=2)
+    with_batch_norm = mt3.MT3Model("resnet8x4", 10)
+    with_batch_norm.backbone.late.norm = nn.BatchNorm2d(16)
+    with pytest.raises(mt3.InputError, match=r"batch normalisation \(backbone\.late\.norm\).*use GroupNorm"):
         Adapter(with_batch_norm)
 
 
@@ -529,10 +306,10 @@ def test_bad_adapters_are_refused(model):
     [
         ("steps", "a whole number from 0 to 10000", [-1, 1.5, 1.0, "1", True, float("nan"), 10**9, [1]]),
         ("views", "a whole number from 1 to 10000", [0, 4.0, "4", True, 999999999]),
-        ("average", "a whole number from 0 to 10000", [-1, 0.5, "x", False]),
         ("stack", "a whole number from 1 to 10000", [0, 1.5, "x", True]),
         ("seed", "a whole number from -9", [0.5, "x", True, 2**63]),
         ("lr", "a number from 0.0 to 1e+30", [-0.1, "x", True, float("nan"), float("inf"), 1j, torch.ones(2)]),
+        ("clip", "a number from 1e-30 to 1e+30", [-1.0, 0.0, "x", True, float("nan"), float("inf")]),
         ("gate", "a number from 0.0 to 1.0", [-0.1, 1.5, "x", True, float("nan")]),
     ],
 )
@@ -545,8 +322,9 @@ def test_arguments_that_are_no_such_numbers_are_refused(model, name, expected, v
 
 
 def test_numpy_numbers_are_numbers(model, images):
-    adapter = Adapter(model, np.int64(2), np.float32(0.5), np.uint8(3), average=np.int32(1), gate=np.float64(0.9))
-    assert torch.equal(adapter(images), Adapter(model, 2, 0.5, 3, average=1, gate=0.9)(images))
+    numbers = {"steps": np.int64(2), "lr": np.float32(0.5), "views": np.uint8(3), "gate": np.float64(0.9)}
+    adapter = Adapter(model, **numbers, seed=np.int32(1), stack=np.int64(2))
+    assert torch.equal(adapter(images), Adapter(model, steps=2, lr=0.5, views=3, gate=0.9, seed=1, stack=2)(images))
 
 
 @pytest.mark.parametrize(
@@ -561,7 +339,7 @@ def test_only_this_packages_models_adapt(foreign):
 
 def everything(model: mt3.MT3Model, images: Tensor) -> list[Tensor]:
     """What every way of asking answers."""
-    adapter = Adapter(model, average=1, gate=0.9)
+    adapter = Adapter(model, gate=0.9)
     phi = next(adapter.adapt(images)).params
     pixels = list(images.permute(0, 2, 3, 1).numpy())
     told = [answer[when]["probability"] for answer in predict(model, pixels) for when in ("before", "after")]
@@ -572,17 +350,15 @@ def everything(model: mt3.MT3Model, images: Tensor) -> list[Tensor]:
         *phi.values(),
         adapter.logits(phi, images),
         adapter.unadapted(images),
-        view_average(model, images),
-        averaged_logits(model, images, images.float() / 255, 2, 0).detach(),
         torch.tensor(told, dtype=torch.float64),
     ]
 
 
-@pytest.mark.parametrize("selfsup", ["byol", "rotation"])
+@pytest.mark.parametrize("objective", ["byol", "rotation"])
 @pytest.mark.parametrize("around", ["float64", "bfloat16", "autocast"])
-def test_what_surrounds_the_caller_changes_no_answer(images, around, selfsup):
+def test_what_surrounds_the_caller_changes_no_answer(images, around, objective):
     """Neither PyTorch's default type nor an autocast, on one stack, which the caller computes, or on several."""
-    model = mt3.MT3Model(10, depth=8, width=4, hidden=16, projection=8, adapt_views=4, selfsup=selfsup)
+    model = tiny_model(objective=objective, adaptation=mt3.Adaptation(objective, views=4))
     for batch in (images[:1], images):
         wanted = everything(model, batch)
         if around == "autocast":
@@ -618,23 +394,7 @@ def test_what_a_machine_cannot_hold_is_refused_before_it_is_tried(model, images,
     with pytest.raises(mt3.InputError, match="60 images in a pass"):
         Adapter(model, views=10, stack=3)(images)
     Adapter(model, views=10, stack=100)(images[:1])  # of one image
-    with pytest.raises(mt3.InputError, match=r"views to be a whole number from 1 to 10000, got 10001"):
-        view_average(model, images, views=10_001)
 
 
 def test_the_machines_memory_is_some_gigabytes():
     assert 2**28 < machine_memory() < 2**50
-
-
-def test_copies_go_through_the_network_in_passes_of_bounded_size(model, images):
-    sizes = []
-
-    def network(x: Tensor) -> Tensor:
-        sizes.append(len(x))
-        return model(x)
-
-    with torch.no_grad():
-        got = averaged_logits(network, images, images.float() / 255, 39, 0)
-        one_by_one = [averaged_logits(model, i[None], i[None].float() / 255, 39, 0) for i in images]
-    assert sizes == [80, 80, 40]
-    torch.testing.assert_close(got, torch.cat(one_by_one), atol=1e-5, rtol=0)

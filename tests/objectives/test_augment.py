@@ -142,9 +142,30 @@ def test_upper_end_of_the_crop_can_be_exclusive():
     draws = quiet_draws(1000)
     draws[:, SIZE] = torch.linspace(0, 0.9999, 1000)
     ramp = (torch.arange(32, dtype=torch.float64) / 64).expand(1000, 3, 32, 32)
-    views = apply_views(ramp, draws, crop_max=31)
+    views = apply_views(ramp, draws, whole=False)
     size = ((views[:, 0, 0, 20] - views[:, 0, 0, 10]) / 10 * 64 * 32).round()
     assert (size.min().item(), size.max().item()) == (20, 31)
+
+
+@pytest.mark.parametrize(("whole", "largest"), [(True, 48), (False, 47)])
+def test_crops_of_larger_images_are_larger(whole, largest):
+    """Of 48 pixels, 30 to 48: the same share of the side as 20 to 32 of 32."""
+    draws = quiet_draws(1000)
+    draws[:, SIZE] = torch.linspace(0, 0.9999, 1000)
+    ramp = (torch.arange(48, dtype=torch.float64) / 64).expand(1000, 3, 48, 48)
+    views = apply_views(ramp, draws, whole)
+    assert views.shape == ramp.shape
+    size = ((views[:, 0, 0, 30] - views[:, 0, 0, 20]) / 10 * 64 * 48).round().long()
+    share = torch.bincount(size, minlength=49).double() / 1000
+    assert share[:30].sum() == share[largest + 1 :].sum() == 0
+    np.testing.assert_allclose(share[30 : largest + 1], 1 / (largest - 29), atol=0.0015)
+
+
+def test_padding_is_given_for_32_pixels():
+    x = torch.rand(300, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    out = crop_and_flip(x, seeded_generator("crop"), 4, flip=False)
+    rows = {(out[i, 0] != 0).any(1).nonzero()[0].item() for i in range(300)}
+    assert rows == set(range(7))  # up to six rows of the padding are seen, 4 of 32
 
 
 def test_make_views_gives_two_different_views_in_order():
@@ -237,28 +258,8 @@ def test_generator_depends_on_its_parts_alone():
     assert first("a", "bc") != first("ab", "c")
 
 
-def test_casts_and_negatives_move_the_ends_of_every_channel():
-    generator = torch.Generator().manual_seed(0)
-    shifts = [draw_shift(generator, negative=0.25, cast=0.6) for _ in range(2000)]
-    negative = [s.black[0] > s.white[0] for s in shifts]
-    assert sum(negative) / 2000 == pytest.approx(0.25, abs=0.03)
-    low = torch.tensor([s.white if n else s.black for s, n in zip(shifts, negative, strict=True)])
-    high = torch.tensor([s.black if n else s.white for s, n in zip(shifts, negative, strict=True)])
-    assert low.min() >= 0
-    assert low.max() <= 0.3
-    assert low.mean() == pytest.approx(0.15, abs=0.01)
-    assert high.min() >= 0.7
-    assert high.max() <= 1
-    assert high.mean() == pytest.approx(0.85, abs=0.01)
-    ramp = torch.linspace(0, 1, 32).expand(1, 3, 32, 32)
-    still = replace(
-        shifts[0], flip=False, blur=False, brightness=0.0, noise_std=0.0, black=(0.9,) * 3, white=(0.2,) * 3
-    )
-    torch.testing.assert_close(apply_shift(ramp, still, generator), 0.9 - 0.7 * ramp)
-
-
-def test_the_papers_b_does_not_draw_for_casts():
-    """The stream of random numbers, and so every run without casts, stays as it was."""
+def test_a_shift_takes_five_numbers():
+    """The stream of random numbers, and so every run, stays as it was."""
     a, b = (torch.Generator().manual_seed(3) for _ in range(2))
     draw_shift(a)
     torch.rand(5, generator=b)
@@ -269,12 +270,12 @@ def test_the_papers_b_does_not_draw_for_casts():
 def test_draws_do_not_depend_on_the_default_type(dtype):
     def draw() -> list[Tensor]:
         generator, images = torch.Generator().manual_seed(0), picture(4).float()
-        shift = draw_shift(generator, negative=0.5, cast=0.5)
+        shift = draw_shift(generator)
         return [
             draw_views(4, generator),
             apply_shift(images, replace(shift, blur=True), generator),
             crop_and_flip(images, generator, 2, flip=True),
-            torch.tensor([shift.brightness, shift.noise_std, *shift.black, *shift.white], dtype=torch.float64),
+            torch.tensor([shift.brightness, shift.noise_std], dtype=torch.float64),
         ]
 
     wanted = draw()

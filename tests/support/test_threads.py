@@ -11,37 +11,37 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.func import functional_call
 
 import mt3
+from mt3.models.call import call
 from mt3.support import processes as workers
 from mt3.support.errors import InputError
 from mt3.support.signals import Stopped, stop_on_signals
-from mt3.support.threads import count_threads, shell, side_by_side
+from mt3.support.threads import count_threads, side_by_side
 
 
 def make_model():
-    return mt3.MT3Model(10, depth=8, width=4, groups=2, hidden=16, projection=8, adapt_views=4)
+    return mt3.MT3Model("resnet8x4g2", 10, hidden=16, projection=8, adaptation=mt3.Adaptation(views=4))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_results_come_in_order_and_few_are_computed_ahead(threads):
     begun = []
 
-    def work(model, item):
+    def work(item):
         begun.append(item)
         time.sleep(0.02 * (item % 3))  # later ones may finish first
         return item**2
 
     taken = []
-    for result in side_by_side(work, make_model(), iter(range(20)), threads):
+    for result in side_by_side(work, iter(range(20)), threads):
         taken.append(result)
         time.sleep(0.005)
         assert len(begun) <= len(taken) + threads
     assert taken == [i**2 for i in range(20)]
 
 
-def test_functional_calls_of_threads_do_not_meet():
+def test_calls_of_threads_do_not_meet():
     """Each piece swaps the class layer for its own and must see that one, though all run at once."""
     torch.manual_seed(0)
     model = make_model()
@@ -49,28 +49,21 @@ def test_functional_calls_of_threads_do_not_meet():
     weights = [torch.randn(10, 16) for _ in range(12)]
     barrier = threading.Barrier(2, timeout=20)
 
-    def work(model, weight):
+    def work(weight):
         with torch.no_grad():
             if threading.current_thread() is not threading.main_thread():
                 barrier.wait()
-            return functional_call(model, {"classify.weight": weight}, (image,))
+            return call(model, {"classify.weight": weight}, image).logits
 
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)  # as each of the threads has: with more, sums are rounded otherwise
-        alone = list(side_by_side(work, model, weights, 1))
+        alone = list(side_by_side(work, weights, 1))
     finally:
         torch.set_num_threads(before)
-    together = list(side_by_side(work, model, weights, 2))
+    together = list(side_by_side(work, weights, 2))
     for a, b in zip(alone, together, strict=True):
         assert torch.equal(a, b)
-
-
-def test_a_shell_shares_the_parameters():
-    model = make_model()
-    copy = shell(model)
-    assert all(a is b for a, b in zip(model.parameters(), copy.parameters(), strict=True))
-    assert copy.stem is not model.stem
 
 
 def in_threads(work, count):
@@ -89,7 +82,7 @@ def test_any_number_of_threads_may_call_one_adapter():
     """Every way in, by eight threads at a time: the bits of one caller, and the weights stay."""
     model = make_model().eval()
     images = torch.rand(3, 3, 32, 32)
-    adapter = mt3.Adapter(model, average=1)
+    adapter = mt3.Adapter(model)
     phi = next(adapter.adapt(images)).params
     ways = [
         lambda: [adapter(images[:1])],
@@ -105,10 +98,10 @@ def test_any_number_of_threads_may_call_one_adapter():
     parameters = dict(model.named_parameters())
     before = {name: p.detach().clone() for name, p in parameters.items()}
 
-    def call(number):
+    def ask(number):
         return [ways[(number + i) % len(ways)]() for i in range(len(ways))]
 
-    for number, got in enumerate(in_threads(call, 8)):
+    for number, got in enumerate(in_threads(ask, 8)):
         for i, tensors in enumerate(got):
             for a, b in zip(tensors, wanted[(number + i) % len(ways)], strict=True):
                 assert torch.equal(a, b)
@@ -118,7 +111,7 @@ def test_any_number_of_threads_may_call_one_adapter():
 
 
 def test_an_adapter_follows_its_model():
-    """No shell is kept: other weights and another type are those of the next call."""
+    """Nothing of it is kept: other weights and another type are those of the next call."""
     model, other, image = make_model(), make_model(), torch.rand(1, 3, 32, 32)
     adapter = mt3.Adapter(model)
     before = adapter(image)
@@ -128,16 +121,13 @@ def test_an_adapter_follows_its_model():
     assert mt3.Adapter(model.double())(image).dtype == torch.float64
 
 
-def test_adapted_models_have_shells_of_their_own():
-    """Whoever calls one with its parameters meets neither the model nor a thread that adapts to the next image."""
-    model, images = make_model(), torch.rand(2, 3, 32, 32)
+def test_adapted_parameters_can_be_called_with_while_others_are_adapted():
+    """Whoever calls the model with them does not meet a thread that adapts to the next image."""
+    model, images = make_model(), torch.rand(4, 3, 32, 32)
     adapter = mt3.Adapter(model, stack=1)
-    adapted = list(adapter.adapt(images))
-    assert len({id(a.model.stem) for a in adapted} | {id(model.stem)}) == 3
-    for a in adapted:
-        assert a.model.stem.weight is model.stem.weight
+    for a in adapter.adapt(images):
         with torch.no_grad():
-            got = functional_call(a.model, a.params, (images,))
+            got = call(model, a.params, images).logits
         torch.testing.assert_close(got, adapter.logits(a.params, images), atol=1e-6, rtol=0)
 
 
@@ -146,7 +136,7 @@ def test_new_threads_of_the_caller_keep_their_cores():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        inside = list(side_by_side(lambda model, item: torch.get_num_threads(), make_model(), range(3), 3))
+        inside = list(side_by_side(lambda item: torch.get_num_threads(), range(3), 3))
         assert inside == [1, 1, 1]
         assert in_threads(lambda number: torch.get_num_threads(), 2) == [3, 3]
     finally:
@@ -156,26 +146,25 @@ def test_new_threads_of_the_caller_keep_their_cores():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_process_starts_threads_of_its_own():
     """It has its parent's memory and none of its threads: to wait for these would be for ever."""
-    model = make_model()
-    assert list(side_by_side(lambda model, item: item, model, range(2), 2)) == [0, 1]
+    assert list(side_by_side(lambda item: item, range(2), 2)) == [0, 1]
     child = os.fork()
     if not child:
         signal.alarm(20)  # ends it
-        os._exit(sum(side_by_side(lambda model, item: item + 1, model, range(2), 2)))
+        os._exit(sum(side_by_side(lambda item: item + 1, range(2), 2)))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 
 def test_an_error_in_a_thread_reaches_the_caller_and_ends_the_others():
     done = []
 
-    def work(model, item):
+    def work(item):
         if item == 2:
             raise ValueError("item 2")
         done.append(item)
         return item
 
     with pytest.raises(ValueError, match="item 2"):
-        list(side_by_side(work, make_model(), range(100), 2))
+        list(side_by_side(work, range(100), 2))
     assert len(done) < 10
     assert threading.active_count() < 10
 
@@ -186,7 +175,7 @@ def test_threads_are_the_cores_that_torch_may_use():
     try:
         torch.set_num_threads(3)
         assert [count_threads(model, items) for items in (0, 1, 2, 8)] == [1, 1, 2, 3]
-        list(side_by_side(lambda model, item: torch.get_num_threads(), model, range(2), 2))
+        list(side_by_side(lambda item: torch.get_num_threads(), range(2), 2))
         assert torch.get_num_threads() == 3  # the caller keeps its own
     finally:
         torch.set_num_threads(before)

@@ -16,6 +16,7 @@ from mt3.models.classifier import MT3Model
 from mt3.networks.norms import refuse_training_statistics
 from mt3.objectives.augment import as_float, seeded_generator
 from mt3.objectives.objective import Outputs, Views, stack_views
+from mt3.objectives.registry import get_objective
 from mt3.support.errors import InputError, check_number, one_of
 from mt3.support.threads import count_threads, side_by_side, undisturbed
 
@@ -131,7 +132,10 @@ class Adapter(nn.Module):
         images = self.model.check_images(images)
         if not isinstance(others, Tensor) or others.dim() != 5 or len(others) != len(images):
             came = tuple(others.shape) if isinstance(others, Tensor) else type(others).__name__
-            raise InputError(f"Expected others of shape ({len(images)}, n, 3, H, H), n for each image, got {came}.")
+            side = self.model.size
+            raise InputError(
+                f"Expected others of shape ({len(images)}, n, 3, {side}, {side}), n for each image, got {came}."
+            )
         self.model.check_images(others.flatten(0, 1))
         answers = self._answer(images, others)
         if self.adaptation.gate < 1:
@@ -252,6 +256,8 @@ class _TestViews:
 
     def __init__(self, adapter: Adapter, images: Tensor) -> None:
         self.adapter = adapter
+        assert adapter.adaptation.objective is not None
+        self.objective = get_objective(adapter.adaptation.objective, adapter.adaptation.variant)
         self.generators = [image_generator(image, adapter.seed) for image in images]
         self.images = as_float(images.to(adapter.model.device), adapter.model.dtype)
         self.first: Views | None = None
@@ -259,11 +265,9 @@ class _TestViews:
     def __call__(self, step: int) -> Views:
         if self.first is not None and not self.adapter.adaptation.fresh_views:
             return self.first
-        objective = self.adapter.model.objective
-        assert objective is not None
         count = self.adapter.adaptation.views
         drawn = zip(self.images, self.generators, strict=True)
-        views = stack_views([objective.test_views(image, count, generator) for image, generator in drawn])
+        views = stack_views([self.objective.test_views(image, count, generator) for image, generator in drawn])
         self.first = views if self.first is None else self.first
         return views
 

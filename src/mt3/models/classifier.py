@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,7 @@ class MT3Model(
     PyTorchModelHubMixin,
     library_name="mt3",
     tags=["image-classification", "test-time-training", "meta-learning"],
-    coders={Adaptation: (lambda value: value.to_dict(), adaptation_from_dict)},
+    coders={Adaptation: (Adaptation.to_dict, adaptation_from_dict)},  # huggingface-hub below 0.30 saves no dataclass
 ):
     """Backbone f, hidden layer and class layer h, and the heads of an objective.
 
@@ -208,6 +208,12 @@ class MT3Model(
                     f"Expected float images in [0, 1], got values from {low:.4g} to {high:.4g}; scale them."
                 )
         return images
+
+    @classmethod
+    def _decode_arg(cls, expected_type: Any, value: Any) -> Any:
+        """What the mixin calls for a value of config.json; its own way passes over fields that it does not know."""
+        is_adaptation = value is not None and Adaptation in get_args(expected_type)
+        return adaptation_from_dict(value) if is_adaptation else value
 
     @classmethod
     def _load_as_safetensor(  # type: ignore[override]

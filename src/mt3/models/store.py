@@ -202,7 +202,10 @@ def _model_config(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} has the unknown key '{unknown[0]}': expected one of {name_list(sorted(valid))}.")
     hints = typing.get_type_hints(MT3Model.__init__)
     if config.get("adaptation") is not None:
-        config["adaptation"] = adaptation_from_dict(config["adaptation"])
+        try:
+            config["adaptation"] = adaptation_from_dict(config["adaptation"])
+        except InputError as error:
+            raise InputError(f"{path} does not describe a model: {error}") from error
     for key, value in config.items():
         if not _fits(value, hints[key]):
             raise InputError(f"{path}: expected {key} to be {hints[key]}, got {value!r}; the file is damaged.")

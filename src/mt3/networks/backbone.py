@@ -11,7 +11,7 @@ from mt3.networks.resnet import ResNet
 from mt3.support.errors import InputError, shown
 
 MAX_WEIGHTS = 10**9  # of a network; 4 GB
-NAME = re.compile(r"resnet(\d{1,4})x(\d{1,4})(?:g(\d{1,4}))?")
+NAME = re.compile(r"resnet([0-9]{1,4})x([0-9]{1,4})(?:g([0-9]{1,4}))?")
 
 
 @runtime_checkable
@@ -46,7 +46,7 @@ def as_backbone(backbone: str | nn.Module, size: int | None) -> Backbone:
 
 def make_backbone(name: str) -> ResNet:
     """One of ours by its name: `resnet26x32` has 26 layers and 32 filters, `resnet26x32g8` norms of 8 groups."""
-    found = NAME.fullmatch(name)
+    found = NAME.fullmatch(name) if isinstance(name, str) else None
     if found is None:
         raise InputError(f"Expected a backbone named as resnet26x32, or resnet26x32g8, got '{shown(name)}'.")
     depth, width, groups = (None if part is None else int(part) for part in found.groups())

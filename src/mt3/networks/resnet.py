@@ -37,7 +37,8 @@ class Block(nn.Module):
         shortcut = activated if self.activated_shortcut else x
         if self.extra_channels:
             stack = len(self.conv1.weight) if self.conv1.weight.dim() == 5 else 1
-            shortcut = _widen(F.avg_pool2d(shortcut, 2), self.extra_channels, stack)
+            halved = F.avg_pool2d(shortcut, 2, ceil_mode=True)  # an odd side is rounded up, as by the convolution
+            shortcut = _widen(halved, self.extra_channels, stack)
         residual: Tensor = self.conv2(F.relu(self.norm2(self.conv1(activated)), inplace=True))
         return shortcut + residual
 

@@ -13,7 +13,7 @@ class Outputs(NamedTuple):
     """What one pass through a network gives; those of a stack have one dimension more in front."""
 
     logits: Tensor  # (N, classes), before the softmax
-    heads: dict[str, Tensor]  # what the objective's heads give, by name, (N, ...) each
+    heads: dict[str, Tensor]  # what the objective's heads give, by name, (N, values) each
 
 
 class Views(NamedTuple):
@@ -33,7 +33,11 @@ class Objective(Protocol):
     shows_images: bool  # whether the first of its training views are the classified images themselves
 
     def heads(self, backbone: Backbone, hidden: int, projection: int) -> nn.Module:
-        """A module that is called with the trunk and the shared features, and gives `Outputs.heads`."""
+        """A module that is called with the trunk and the shared features, and gives `Outputs.heads`.
+
+        With our own layers alone it is called for whole stacks, with trunks (N, S C, H, H) and features (S, N, F); with
+        any other it is called for one member after the other.
+        """
 
     def train_views(
         self, raw: Tensor, x: Tensor, shift: Callable[[Tensor], Tensor], generator: torch.Generator
