@@ -12,11 +12,10 @@ from benchmarks.floor import MATRIX, adapt_flops, alternate_with_floor, layer_fl
 from benchmarks.growth import measure_growth
 from benchmarks.timing import OURS, compared, spread
 from benchmarks.words import comparison_words
-from mt3.adaptation.adapter import Adapter
-from mt3.adaptation.averages import image_generator
-from mt3.models.classifier import MT3Model, as_float
-from mt3.objectives.augment import seeded_generator
-from mt3.objectives.selfsup import draw_test_views
+from mt3.adaptation.adapter import Adapter, image_generator
+from mt3.config.adaptation import Adaptation
+from mt3.models.classifier import MT3Model
+from mt3.objectives.augment import as_float, seeded_generator
 from mt3.support.errors import InputError
 
 CLASSES = 10
@@ -40,14 +39,9 @@ def prepare(setting: Setting) -> tuple[MT3Model, Tensor]:
     """A fresh model and random images."""
     if setting.images < 1:
         raise InputError(f"Expected at least one image to measure on, got {setting.images}; raise --images.")
-    model = MT3Model(
-        CLASSES,
-        depth=setting.depth,
-        width=setting.width,
-        adapt_views=setting.views,
-        adapt_clip=CLIP,
-        precision=setting.precision,
-    )
+    adaptation = Adaptation(views=setting.views, clip=CLIP)
+    backbone = f"resnet{setting.depth}x{setting.width}"
+    model = MT3Model(backbone, CLASSES, adaptation=adaptation, precision=setting.precision)
     model.reset_parameters(seeded_generator("weights"))
     shape = (setting.images, 3, 32, 32)
     return model.eval(), torch.randint(256, shape, generator=seeded_generator("images"), dtype=torch.uint8)
@@ -62,13 +56,13 @@ def our_answer(setting: Setting) -> Callable[[], Tensor]:
 
 def peer_answer(setting: Setting, adapt: peers.Adapt) -> Callable[[], Tensor]:
     """A call that computes the same with a peer, one image after the other; views are drawn in the same way."""
-    model, images = prepare(setting)
-    model = peers.torch_layers(model)
+    ours, images = prepare(setting)
+    model, objective = peers.torch_layers(ours), ours.objective
+    assert objective is not None
 
     def answer(image: Tensor) -> Tensor:
         scaled = as_float(image)
-        views, _ = draw_test_views(scaled, "byol", setting.views, image_generator(image, 0), model.crop_max)
-        return adapt(model, scaled[None], views)
+        return adapt(model, scaled[None], objective.test_views(scaled, setting.views, image_generator(image, 0)))
 
     return lambda: torch.cat([answer(image) for image in images])
 

@@ -20,6 +20,7 @@ from mt3.objectives.augment import seeded_generator
 from mt3.support.version import __version__
 
 MATRIX = 2048  # rows of the square matrices whose product is the machine's best
+STEM = "backbone.early.stem"  # the layer whose input is the image
 _PRODUCT = "matrix product"
 
 P = ParamSpec("P")
@@ -35,7 +36,7 @@ def layer_flops(model: MT3Model) -> dict[str, int]:
     layers = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     hooks = [layer.register_forward_hook(partial(count, name)) for name, layer in layers]
     with torch.no_grad():
-        model(torch.zeros(1, 3, 32, 32), full=True)
+        model.outputs(torch.zeros(1, 3, 32, 32))
     for hook in hooks:
         hook.remove()
     return counts
@@ -51,8 +52,8 @@ def meta_step_flops(model: MT3Model, tasks: int, task_size: int, inner_steps: in
     """
     total = 0
     for name, flops in layer_flops(model).items():
-        part = name.partition(".")[0]
-        outer = {"classify": 1, "project": 2, "predict": 2}.get(part, 3)  # of x, a and a-tilde
+        part = _part(name)
+        outer = {"classify": 1, "heads": 2}.get(part, 3)  # of x, a and a-tilde
         inner = 0 if part == "classify" else 2
         once, twice = (2, 4) if part == "stem" else (3, 9)  # passes in all, differentiated once or twice
         total += flops * (outer * once + inner * twice * inner_steps)
@@ -63,10 +64,15 @@ def adapt_flops(model: MT3Model, views: int) -> int:
     """Operations that one image needs: its 2 K_T views forward and backward, then the image forward."""
     total = 0
     for name, flops in layer_flops(model).items():
-        part = name.partition(".")[0]
+        part = _part(name)
         passes = {"classify": 0, "stem": 2}.get(part, 3)
-        total += flops * (2 * views * passes + (part not in ("project", "predict")))
+        total += flops * (2 * views * passes + (part != "heads"))
     return total
+
+
+def _part(layer: str) -> str:
+    """What a layer belongs to: the stem, the rest of the backbone, hidden, heads or classify."""
+    return "stem" if layer == STEM else layer.partition(".")[0]
 
 
 def alternate_with_floor(

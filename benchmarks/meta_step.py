@@ -17,8 +17,8 @@ from mt3.config.config import Config, make_config
 from mt3.data import Dataset
 from mt3.models.classifier import MT3Model
 from mt3.training.loop import gradient_of_step
-from mt3.training.losses import draw_step_task
 from mt3.training.state import State, make_state
+from mt3.training.tasks import draw_step_task
 
 CLASSES = 10
 INPUT = "input"
@@ -69,7 +69,7 @@ def our_step(setting: Setting, dtype: torch.dtype = torch.float32) -> Callable[[
     config, state, images, labels = prepare(setting, dtype)
 
     def call() -> Tensor:
-        gradient_of_step(state, images, labels, config, 0, 1, log=False)
+        gradient_of_step(state, images, labels, config, 0, log=False)
         return _gradient(state.model)
 
     return call
@@ -81,7 +81,7 @@ def our_input(setting: Setting) -> Callable[[], None]:
 
     def call() -> None:
         for number in range(config.tasks):
-            draw_step_task(images, labels, config, 0, 1, number)
+            draw_step_task(images, labels, config, 0, number)
 
     return call
 
@@ -94,7 +94,7 @@ def peer_step(setting: Setting, loss: TaskLoss, dtype: torch.dtype = torch.float
     def call() -> Tensor:
         model.zero_grad()
         for number in range(config.tasks):
-            task = draw_step_task(images, labels, config, 0, 1, number)
+            task = draw_step_task(images, labels, config, 0, number)
             (loss(model, task, config) / config.tasks).backward()  # type: ignore[no-untyped-call]
         return _gradient(model)
 

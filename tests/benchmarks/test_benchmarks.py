@@ -16,6 +16,7 @@ from benchmarks.commands import make_parser
 from benchmarks.corruptions import bench_corruptions, corruptions_summary
 from benchmarks.timing import alternate, compared
 from mt3.cli.main import run_command
+from mt3.config.adaptation import Adaptation
 from mt3.corruptions import PAPER, available
 from mt3.data import load_digits
 from mt3.models.classifier import MT3Model
@@ -73,13 +74,13 @@ def counted(call) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize(("width", "depth", "head"), [(4, 8, "mt3"), (8, 14, "official")])
-def test_operations_of_a_forward_pass_are_those_pytorch_counts(width, depth, head):
-    model = MT3Model(10, depth=depth, width=width, head=head)
+@pytest.mark.parametrize(("width", "depth", "variant"), [(4, 8, "paper"), (8, 14, "official")])
+def test_operations_of_a_forward_pass_are_those_pytorch_counts(width, depth, variant):
+    model = MT3Model(f"resnet{depth}x{width}", adaptation=Adaptation(variant=variant))
     by_layer = floor.layer_flops(model)
-    assert by_layer["stem"] == 2 * 32 * 32 * 27 * width
+    assert by_layer["backbone.early.stem"] == 2 * 32 * 32 * 27 * width
     assert by_layer["classify"] == 2 * 256 * 10
-    assert 3 * sum(by_layer.values()) == counted(lambda: model(torch.zeros(3, 3, 32, 32), full=True))
+    assert 3 * sum(by_layer.values()) == counted(lambda: model.outputs(torch.zeros(3, 3, 32, 32)))
 
 
 @pytest.mark.parametrize("inner_steps", [1, 2])
@@ -133,7 +134,7 @@ def test_peers_run_on_pytorchs_layers():
     model = meta_step.prepare(STEP).state.model
     kinds = {type(m) for m in peers.torch_layers(model).modules() if not list(m.children())}
     assert kinds == {torch.nn.Conv2d, torch.nn.GroupNorm, torch.nn.Linear, torch.nn.ReLU}
-    assert type(model.stem) is not torch.nn.Conv2d  # the copy alone was changed
+    assert type(model.backbone.early.stem) is not torch.nn.Conv2d  # the copy alone was changed
 
 
 @pytest.fixture

@@ -1,8 +1,5 @@
 """What the ablations change: which layers adapt, and where the inner targets come from, against plain formulas."""
 
-import json
-
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,32 +7,39 @@ from torch import Tensor
 
 import mt3
 import reference
-from mt3.adaptation.adapter import Adapter, inner_loop
+from mt3.adaptation.adapter import Adapter
+from mt3.adaptation.step import inner_loop
+from mt3.config.adaptation import Adaptation
 from mt3.config.config import Config, make_config
-from mt3.data import Dataset, load_digits
 from mt3.models.store import load_checkpoint, tensors_hash
-from mt3.objectives.selfsup import Views
+from mt3.objectives.objective import Views
 from mt3.studies.ablations import ABLATIONS, TRAINED, label, resolve_ablations
 from mt3.support.errors import InputError
-from mt3.training.loop import apply_gradient, gradient_of_step, train
-from mt3.training.losses import Task, draw_task, meta_loss
-from mt3.training.state import State, make_state
+from mt3.training.loop import apply_gradient, gradient_of_step
+from mt3.training.losses import meta_loss
+from mt3.training.state import State, build_model, make_state
+from mt3.training.tasks import Task, draw_task
+from trainings import small_config, train_small
 
 GROUPS = 2
 # written out by hand: the network of 8 layers has one block in each stage
 BLOCK = ("norm1.weight", "norm1.bias", "conv1.weight", "conv1.bias", "norm2.weight", "norm2.bias")
-STAGE3 = [f"stage3.0.{n}" for n in (*BLOCK, "conv2.weight", "conv2.bias")]
-HEADS = [f"{n}.{p}" for n in ("hidden", "project", "predict.0", "predict.2") for p in ("weight", "bias")]
-LAST = {*STAGE3, "norm.weight", "norm.bias", *HEADS}
-NORMS = {f"stage{s}.0.norm{i}.{p}" for s in (1, 2, 3) for i in (1, 2) for p in ("weight", "bias")}
-BYOL_NORMS = NORMS | {"norm.weight", "norm.bias"}
-ROTATION_NORMS = {n for n in NORMS if not n.startswith("stage3")} | {
-    f"{n}.{p}" for n in ("rotate_stage.0.norm1", "rotate_stage.0.norm2", "rotate_norm") for p in ("weight", "bias")
+STAGE3 = [f"backbone.late.stage.0.{n}" for n in (*BLOCK, "conv2.weight", "conv2.bias")]
+HEADS = [
+    f"{n}.{p}" for n in ("hidden", "heads.project", "heads.predict.0", "heads.predict.2") for p in ("weight", "bias")
+]
+LAST = {*STAGE3, "backbone.late.norm.weight", "backbone.late.norm.bias", *HEADS}
+STAGES = ("backbone.early.stage1", "backbone.early.stage2", "backbone.late.stage")
+NORMS = {f"{s}.0.norm{i}.{p}" for s in STAGES for i in (1, 2) for p in ("weight", "bias")}
+BYOL_NORMS = NORMS | {"backbone.late.norm.weight", "backbone.late.norm.bias"}
+ROTATION_NORMS = {n for n in NORMS if not n.startswith("backbone.late")} | {
+    f"heads.branch.{n}.{p}" for n in ("stage.0.norm1", "stage.0.norm2", "norm") for p in ("weight", "bias")
 }
 
 
-def make_model(dtype: torch.dtype = torch.float64, **more) -> mt3.MT3Model:
-    model = mt3.MT3Model(3, depth=8, width=4, groups=GROUPS, hidden=6, projection=5, adapt_views=3, **more).to(dtype)
+def make_model(dtype: torch.dtype = torch.float64, objective: str = "byol", layers: str = "all") -> mt3.MT3Model:
+    adaptation = Adaptation(objective, views=3, layers=layers)
+    model = mt3.MT3Model(f"resnet8x4g{GROUPS}", 3, objective, 6, 5, adaptation=adaptation).to(dtype)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in model.parameters():  # biases and norms away from their special initial values
@@ -78,57 +82,53 @@ def state_of(model: mt3.MT3Model, ema: dict[str, Tensor] | None = None) -> State
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize(("layers", "names"), [("norm", BYOL_NORMS), ("last", LAST)])
 def test_meta_gradient_with_some_layers_equals_a_plain_unroll(steps, clip, layers, names):
-    model, task = make_model(adapt_layers=layers), make_task()
-    got = meta_gradient(state_of(model), task, inner_steps=steps, inner_clip=clip)
+    model, task = make_model(), make_task()
+    got = meta_gradient(state_of(model), task, inner_steps=steps, inner_clip=clip, layers=layers)
     want = by_hand(model, task, steps=steps, norm=clip, adapted=sorted(names))
     assert relative_error(got, want) < 1e-9
     assert relative_error(got, by_hand(model, task, steps=steps, norm=clip)) > 1e-4  # as all layers would
 
 
 @pytest.mark.parametrize(
-    ("selfsup", "layers", "names"),
+    ("objective", "layers", "names"),
     [("byol", "norm", BYOL_NORMS), ("byol", "last", LAST), ("rotation", "norm", ROTATION_NORMS)],
 )
-def test_exactly_these_parameters_adapt(selfsup, layers, names):
+def test_exactly_these_parameters_adapt(objective, layers, names):
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (2, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    model = make_model(torch.float32, selfsup=selfsup, adapt_layers=layers)
-    assert set(model.adapted_names()) == names
+    model = make_model(torch.float32, objective=objective, layers=layers)
+    assert set(model.adapted_names(layers)) == names
     theta = dict(model.named_parameters())
     for adapted in Adapter(model, steps=2, lr=0.5).adapt(images):
         assert {n for n in theta if not torch.equal(adapted.params[n], theta[n])} == names
-    other = make_model(torch.float32, selfsup=selfsup)
-    assert set(other.adapted_names()) > names
-    assert torch.equal(Adapter(other, adapt_layers=layers)(images), Adapter(model)(images))
+    other = make_model(torch.float32, objective=objective)
+    assert set(other.adapted_names("all")) > names
+    assert torch.equal(Adapter(other, layers=layers)(images), Adapter(model)(images))
     assert not torch.equal(Adapter(other)(images), Adapter(model)(images))
-    assert torch.equal(Adapter(model, adapt_layers="all")(images), Adapter(other)(images))
+    assert torch.equal(Adapter(model, layers="all")(images), Adapter(other)(images))
 
 
-def test_the_choice_of_layers_is_saved_and_older_models_load(tmp_path):
-    make_model(torch.float32, adapt_layers="norm").save_pretrained(tmp_path)
-    assert mt3.load(tmp_path).adapt_layers == "norm"
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    assert config.pop("adapt_layers") == "norm"
-    path.write_text(json.dumps(config))  # as it was before there was a choice
-    old = mt3.load(tmp_path)
-    assert (old.adapt_layers, len(old.adapted_names())) == ("all", len(list(old.parameters())) - 2)
+def test_the_choice_of_layers_is_saved(tmp_path):
+    make_model(torch.float32, layers="norm").save_pretrained(tmp_path)
+    assert mt3.load(tmp_path).adaptation.layers == "norm"
+    other = make_model(torch.float32)
+    assert len(other.adapted_names(other.adaptation.layers)) == len(list(other.parameters())) - 2
 
 
-def test_layers_that_cannot_help_are_refused():
+def test_layers_that_cannot_help_are_refused(digits):
     for refused in (
-        lambda: make_model(selfsup="rotation", adapt_layers="last"),
-        lambda: Adapter(make_model(selfsup="rotation"), adapt_layers="last"),
-        lambda: make_config("mt3", "digits", "paper", overrides={"selfsup": "rotation", "adapt_layers": "last"}),
+        lambda: make_model(objective="rotation", layers="last"),
+        lambda: Adapter(make_model(objective="rotation"), layers="last"),
+        lambda: build_model(small_config(objective="rotation", layers="last"), digits),
     ):
         with pytest.raises(InputError, match=r"no class depends on.*adapt all or norm"):
             refused()
-    with pytest.raises(InputError, match="Unknown choice of adapted layers 'first': expected one of all, norm, last"):
-        Adapter(make_model(), adapt_layers="first")
-    with pytest.raises(InputError, match="Unknown adapt_layers 'first': expected one of all, norm, last"):
-        make_config("mt3", "digits", "paper", overrides={"adapt_layers": "first"})
-    with pytest.raises(InputError, match="Expected the byol task for inner_target=ema, got rotation"):
-        make_config("mt3", "digits", "paper", overrides={"selfsup": "rotation", "inner_target": "ema"})
+    with pytest.raises(InputError, match="Unknown layers 'first': expected one of all, norm, last"):
+        Adapter(make_model(), layers="first")
+    with pytest.raises(InputError, match="Unknown layers 'first': expected one of all, norm, last"):
+        small_config(layers="first")
+    with pytest.raises(InputError, match="The objective rotation has no targets, which inner_target=ema would give"):
+        make_state(small_config(objective="rotation", inner_target="ema"), digits, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -149,48 +149,58 @@ def test_inner_targets_from_the_moving_average(steps):
     assert relative_error(got, by_hand(model, task, steps=steps, norm=None)) > 1e-3  # as the meta-model's would
 
 
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_digits()
+@pytest.mark.parametrize("variant", ["paper", "official"])
+def test_the_moving_average_gives_the_inner_targets_of_either_variant(digits, variant):
+    """The authors' code has its own targets inside, those of the step before; the ablation replaces them."""
+    config = small_config(inner_target="ema", variant=variant, inner_steps=2, inner_clip=None)
+    state = make_state(config, digits, torch.device("cpu"))
+    images = torch.from_numpy(digits.train_images[:4]).permute(0, 3, 1, 2)
+    task = draw_task(images, torch.from_numpy(digits.train_labels[:4]), config, torch.Generator().manual_seed(0))
+    assert task.views is not None
+    assert state.ema is not None
+    with torch.no_grad():
+        for p in state.ema.values():
+            p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+        z = reference.network(state.ema, task.views.images, GROUPS, torch.relu)[1]
+        r = reference.network(dict(state.model.named_parameters()), task.views.images, GROUPS, torch.relu)[2]
+        want = reference.byol(r, z)
+    assert meta_loss(state, task, config, log=False).metrics["inner_loss"].item() == pytest.approx(want.item())
 
 
-def small_config(**fields) -> Config:
-    small = {"depth": 8, "width": 4, "groups": 2, "hidden": 8, "projection": 6, "epochs": 50, "checkpoint_every": 2}
-    return make_config("mt3", "digits", "paper", 0, small | {"tasks": 2, "task_size": 4} | fields)
-
-
-def test_the_average_is_of_the_meta_model(digits):
-    config = small_config(inner_target="ema", ema_momentum=0.9)
+def test_the_average_is_of_the_meta_model(digits, monkeypatch):
+    monkeypatch.setattr("mt3.training.loop.EMA_MOMENTUM", 0.9)
+    config = small_config(inner_target="ema")
     state = make_state(config, digits, torch.device("cpu"))
     assert state.ema is not None
     images = torch.from_numpy(digits.train_images).permute(0, 3, 1, 2)
     want = {n: p.detach().clone() for n, p in state.model.named_parameters()}
     for step in range(4):
-        gradient_of_step(state, images, torch.from_numpy(digits.train_labels), config, step, 10, log=False)
+        gradient_of_step(state, images, torch.from_numpy(digits.train_labels), config, step, log=False)
         apply_gradient(state, config, step, 100, 10)
         want = {n: 0.9 * want[n] + 0.1 * p.detach() for n, p in state.model.named_parameters()}
     for name, value in state.ema.items():
         torch.testing.assert_close(value, want[name])
     moved = [n for n, p in state.model.named_parameters() if not torch.equal(p, state.ema[n])]
-    assert "stem.weight" in moved
+    assert "backbone.early.stem.weight" in moved
     assert make_state(small_config(), digits, torch.device("cpu")).ema is None
 
 
-def test_resumed_training_with_the_average_is_bit_identical(tmp_path, digits):
-    config = small_config(inner_target="ema", ema_momentum=0.5)
-    train(config, digits, tmp_path / "whole", max_steps=5)
+def test_resumed_training_with_the_average_is_bit_identical(tmp_path, digits, monkeypatch):
+    monkeypatch.setattr("mt3.training.loop.EMA_MOMENTUM", 0.5)
+    config = small_config(inner_target="ema")
+    train_small(config, digits, tmp_path / "whole", max_steps=5, checkpoint_every=2)
     whole = load_checkpoint(tmp_path / "whole")
     for stop in (1, 4):
         out = tmp_path / f"cut{stop}"
-        train(config, digits, out, max_steps=stop)
-        train(config, digits, out, max_steps=5, resume=True)
+        train_small(config, digits, out, max_steps=stop, checkpoint_every=2)
+        train_small(config, digits, out, max_steps=5, resume=True, checkpoint_every=2)
         cut = load_checkpoint(out)
         assert whole is not None
         assert cut is not None
         assert tensors_hash(cut[1]) == tensors_hash(whole[1])
         assert any(name.startswith("ema.") for name in cut[1])
         assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
-    train(small_config(), digits, tmp_path / "plain", max_steps=5)
+    train_small(small_config(), digits, tmp_path / "plain", max_steps=5)
     assert (tmp_path / "plain" / "model.safetensors").read_bytes() != (out / "model.safetensors").read_bytes()
 
 
@@ -204,9 +214,10 @@ def test_meta_trained_rotation_steps_on_the_rotation_loss(digits):
     views = task.views
     assert views is not None
     theta = dict(model.named_parameters())
-    inner = inner_loop(model, theta, lambda step: views, model.adapted_names(), 1, 0.1, second_order=True)
-    loss = F.cross_entropy(model(views.images, full=True).rotation, views.quarters)
-    names = model.adapted_names()
+    inner = inner_loop(model, theta, lambda step: views, config.inner, second_order=True)
+    assert (config.inner.steps, config.inner.lr, config.inner.clip) == (1, 0.1, None)
+    loss = F.cross_entropy(model.outputs(views.images).heads["turn"], views.labels)
+    names = model.adapted_names("all")
     for name, g in zip(names, torch.autograd.grad(loss, [theta[n] for n in names]), strict=True):
         torch.testing.assert_close(inner.params[name], theta[name] - 0.1 * g)
     assert meta_loss(state, task, config, log=False).metrics["inner_loss"].item() == pytest.approx(loss.item())
@@ -221,22 +232,3 @@ def test_names_of_ablations():
     for fields in TRAINED.values():  # each changes what it says, of the paper's MT3
         config = make_config("mt3", "cifar10", "paper", overrides=fields)
         assert all(getattr(Config(), name) != getattr(config, name) == value for name, value in fields.items())
-
-
-def test_evaluations_from_before_the_choice_of_layers_are_kept(tmp_path, digits):
-    from mt3.evaluation.evaluate import TestImages, evaluate
-
-    model = mt3.MT3Model(10, depth=8, width=4, hidden=8, projection=6, adapt_views=1)
-    words = (model, TestImages(digits), ["contrast"], [5], tmp_path / "r.json")
-    result = evaluate(*words, limit=2)
-    assert result["protocol"].pop("adapt_layers") == "all"
-    (tmp_path / "r.json").write_text(json.dumps(result))
-    assert evaluate(*words, limit=2) == result
-    with pytest.raises(InputError, match=r"another protocol \(ablation, adapt_layers differ\)"):
-        evaluate(*words, limit=2, adapt_layers="norm")
-    other = evaluate(*words[:4], tmp_path / "other.json", limit=2, adapt_layers="norm", lr=5.0)
-    assert other["protocol"]["adapt_layers"] == "norm"
-    with np.load(tmp_path / "other.npz") as file:
-        image = torch.from_numpy(mt3.corruptions.apply(digits.test_images[:1], "contrast", 5)).permute(0, 3, 1, 2)
-        want = Adapter(model, lr=5.0, adapt_layers="norm")(image).softmax(1)[0]
-        np.testing.assert_allclose(file["contrast-5/after"][0], want, atol=1e-5)

@@ -7,25 +7,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mt3.config.config import make_config, warm_config
-from mt3.data import load_digits
-from mt3.models.classifier import Block
+from mt3.config.config import make_config, start_config
 from mt3.models.store import load, read_run
+from mt3.networks.resnet import Block
+from mt3.objectives import byol
+from mt3.objectives.augment import BatchShift
 from mt3.support import precision
 from mt3.support.errors import InputError
-from mt3.training import losses
-from mt3.training.loop import apply_gradient, lr_factor, train
-from mt3.training.losses import LOSSES, draw_task
+from mt3.training import tasks
+from mt3.training.loop import apply_gradient, lr_factor
+from mt3.training.losses import LOSSES
 from mt3.training.runs import steps_done
 from mt3.training.state import make_state, parameter_groups
-from trainings import small_config
+from mt3.training.tasks import draw_task
+from trainings import small_config, train_small
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load_digits()
 
 
 def factors(steps=100, **fields):
@@ -40,7 +37,7 @@ def test_one_cycle_rises_and_falls_linearly():
 
 
 def test_one_cycle_falls_on_a_cosine_to_its_final_rate():
-    got = factors(warmup=0.5, schedule="cosine", final_lr=0.1)
+    got = factors(warmup=0.5, schedule="cosine:0.1")
     want = [(i + 1) / 50 for i in range(50)]
     want += [0.1 + 0.9 * (1 + math.cos(math.pi * (i - 50) / 50)) / 2 for i in range(50, 100)]
     np.testing.assert_allclose(got, want, rtol=1e-12)
@@ -99,26 +96,20 @@ def test_b_is_drawn_for_groups_of_images_and_their_views(monkeypatch):
     """Brightness alone: every row of a group moves by the group's delta, and groups differ."""
     deltas = iter([0.1, -0.1, 0.2])
     quiet = {"flip": False, "vertical_flip": False, "blur": False, "noise_std": 0.0}
-    monkeypatch.setattr(losses, "draw_shift", lambda *a: losses_shift(next(deltas), quiet))
-    monkeypatch.setattr(losses, "make_views", lambda raw, *a: torch.cat([raw, raw]))
-    monkeypatch.setattr(losses, "crop_and_flip", lambda raw, *a: raw)
-    config = small_config("jt", shift_group=2, task_size=6, view_images=5)
+    monkeypatch.setattr(tasks, "draw_shift", lambda *a, **k: BatchShift(brightness=next(deltas), **quiet))
+    monkeypatch.setattr(byol, "make_views", lambda raw, *a: torch.cat([raw, raw]))
+    monkeypatch.setattr(tasks, "crop_and_flip", lambda raw, *a: raw)
+    config = small_config("jt", shift_group=2, task_size=6)
     images = torch.full((6, 3, 32, 32), 0.5)
     task = draw_task(images, torch.arange(6), config, torch.Generator().manual_seed(0))
     want = torch.tensor([0.6, 0.6, 0.4, 0.4, 0.7, 0.7])
     torch.testing.assert_close(task.images.mean((1, 2, 3)), want)
-    torch.testing.assert_close(task.views.images.mean((1, 2, 3)), torch.cat([want[:5], want[:5]]))
-
-
-def losses_shift(delta, quiet):
-    from mt3.objectives.augment import BatchShift
-
-    return BatchShift(brightness=delta, **quiet)
+    torch.testing.assert_close(task.views.images.mean((1, 2, 3)), torch.cat([want, want]))
 
 
 def test_one_group_is_the_whole_batch(digits):
     images = torch.from_numpy(digits.train_images[:8]).permute(0, 3, 1, 2)
-    tasks = [
+    drawn = [
         draw_task(
             images,
             torch.arange(8),
@@ -127,12 +118,12 @@ def test_one_group_is_the_whole_batch(digits):
         )
         for group in (None, 8)
     ]
-    assert torch.equal(tasks[0].images, tasks[1].images)
-    assert torch.equal(tasks[0].views.images, tasks[1].views.images)
+    assert torch.equal(drawn[0].images, drawn[1].images)
+    assert torch.equal(drawn[0].views.images, drawn[1].views.images)
 
 
 def test_zero_init_makes_every_block_the_identity(digits):
-    model = make_state(small_config("mt3", zero_init=True), digits, CPU).model
+    model = make_state(small_config("mt3", first_weights="zero"), digits, CPU).model
     blocks = [m for m in model.modules() if isinstance(m, Block)]
     assert blocks
     for block in blocks:
@@ -149,11 +140,11 @@ def test_zero_init_makes_every_block_the_identity(digits):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"warmup": 1.0}, "share of the steps from 0 to below 1"),
+        ({"warmup": 1.0}, "Expected warmup to be below 1, which would leave nothing to learn; lower it"),
         ({"nesterov": True, "momentum": 0.0}, "needs a momentum above 0"),
         ({"shift_group": 3}, "Expected shift_group to divide task_size 8, got 3"),
         ({"smoothing": 1.5}, "Expected smoothing between 0 and 1"),
-        ({"smoothing": 1.0}, "With smoothing 1 a label says nothing; lower it"),
+        ({"smoothing": 1.0}, "Expected smoothing to be below 1, which would leave nothing to learn; lower it"),
         ({"inner_clip": 0.0}, "Expected inner_clip to be a norm above 0 or none"),
     ],
 )
@@ -172,7 +163,7 @@ RECIPE = {
     "clip": 5.0,
     "shift_group": 4,
     "average": 0.9,
-    "zero_init": True,
+    "first_weights": "zero",
     "pad": 3,
     "flip": True,
 }
@@ -180,10 +171,10 @@ RECIPE = {
 
 @pytest.mark.parametrize("method", ["supervised", "jt", "mt3"])
 def test_a_run_with_the_recipe_resumes_to_the_same_bits(tmp_path, digits, method):
-    config = small_config(method, task_size=8, epochs=8 * 8 / 1000, checkpoint_every=3, **RECIPE)
-    whole = train(config, digits, tmp_path / "whole")
-    train(config, digits, tmp_path / "cut", max_steps=4)
-    resumed = train(config, digits, tmp_path / "cut", resume=True)
+    config = small_config(method, task_size=8, epochs=8 * 8 / 1000, **RECIPE)
+    whole = train_small(config, digits, tmp_path / "whole", checkpoint_every=3)
+    train_small(config, digits, tmp_path / "cut", max_steps=4, checkpoint_every=3)
+    resumed = train_small(config, digits, tmp_path / "cut", resume=True, checkpoint_every=3)
     for name, p in whole.state_dict().items():
         assert torch.equal(p, resumed.state_dict()[name]), name
 
@@ -194,26 +185,26 @@ def test_auto_precision_follows_the_processor_and_stays_with_the_run(tmp_path, d
         assert precision.choose_precision(CPU)[0] == want
     config = small_config("supervised", precision="auto", epochs=0.02)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
-    train(config, digits, tmp_path, max_steps=1)
+    train_small(config, digits, tmp_path, max_steps=1)
     assert "precision auto: bfloat16, since the processor has avx512_bf16" in capsys.readouterr().err
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)  # taken up on another machine
     assert steps_done(config, tmp_path) == 1
-    train(config, digits, tmp_path, resume=True)
+    train_small(config, digits, tmp_path, resume=True)
     assert read_run(tmp_path)["config"]["precision"] == load(tmp_path).precision == "bfloat16"
 
 
 def test_a_start_without_epochs_of_its_own_is_its_methods_training():
     config = make_config("jt", "cifar10", "workstation", 3)
-    start = warm_config(config)
+    start = start_config(config)
     assert start == make_config("supervised", "cifar10", "workstation", 3)
-    assert start.average == 0.999
-    assert warm_config(start) is None
+    assert start.average == 0.9995
+    assert start_config(start) is None
 
 
 def test_snapshots_are_the_models_that_a_shorter_run_gives(tmp_path, digits):
-    config = small_config("supervised", task_size=8, epochs=0.1, average=0.9, snapshot_every=2)
-    train(config, digits, tmp_path / "long", max_steps=5)
-    train(config, digits, tmp_path / "short", max_steps=4)
+    config = small_config("supervised", task_size=8, epochs=0.1, average=0.9)
+    train_small(config, digits, tmp_path / "long", max_steps=5, snapshot_every=2)
+    train_small(config, digits, tmp_path / "short", max_steps=4)
     found = sorted(path.name for path in (tmp_path / "long" / "snapshots").iterdir())
     assert found == ["step-00000002", "step-00000004"]
     kept, want = load(tmp_path / "long" / "snapshots" / "step-00000004"), load(tmp_path / "short")

@@ -22,7 +22,6 @@ CHOICES = {
     "layers": LAYERS,
     "precision": ("auto", "float32", "bfloat16"),
 }
-SCHEDULES = ("constant", "linear", "cosine", "step")
 POSITIVE = ("epochs", "lr", "tasks", "task_size", "projection", "test_views")
 NOT_NEGATIVE = ("hidden", "inner_steps", "weight_decay", "gamma", "anchor", "pad", "momentum", "inner_lr", "test_lr")
 SHARES = ("momentum", "average", "smoothing", "warmup")
@@ -47,7 +46,7 @@ class Config:
     # the network
     depth: int = 26  # layers, 6n+2
     width: int = 32  # filters of the first stage; doubled in the second and third
-    hidden: int = HIDDEN  # neurons of the hidden layer of h, p and q; 0: no such layer, as Sun et al.
+    hidden: int = HIDDEN  # neurons of the hidden layer of h, p and q; 0: none, as in Sun et al.'s network
     projection: int = 128  # dimensions of z and r
     first_weights: str = "glorot"  # glorot, zero (every block starts as the identity) or centred (filters of sum 0)
     precision: str = "float32"  # of forward and backward passes; auto: bfloat16 where the processor is made for it
@@ -151,7 +150,7 @@ def read_schedule(text: str) -> tuple[str, tuple[float, ...]]:
         numbers = tuple(float(number) for number in rest.split(",")) if colon else ()
     except ValueError:
         numbers = (-1.0,)
-    wanted = {"constant": 0, "linear": len(numbers[:1]), "cosine": len(numbers[:1]), "step": len(numbers)}
+    wanted = {"constant": 0, "linear": len(numbers[:1]), "cosine": len(numbers[:1]), "step": max(1, len(numbers))}
     if wanted.get(name) != len(numbers) or any(not 0 <= n < 1e30 for n in numbers):
         raise InputError(
             f"Expected schedule to be one of constant, linear, cosine, cosine:0.1, step:75,125, got '{shown(text)}'."
@@ -237,6 +236,8 @@ def parse(name: str, value: Any) -> Any:
         if kind is bool:
             return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
         if kind is int and (isinstance(value, bool) or (isinstance(value, float) and not value.is_integer())):
+            raise ValueError
+        if kind is str and not isinstance(value, str):
             raise ValueError
         result = kind(value)
         if kind is float and not -1e30 < result < 1e30:

@@ -47,7 +47,7 @@ def field_help() -> str:
 
 def _describe(name: str, phrase: str, width: int) -> list[str]:
     default = FIELDS[name].default
-    shown = "none" if default is None else "''" if default == () else str(default).lower()
+    shown = "none" if default is None else str(default).lower()
     if not all(choice in phrase for choice in CHOICES.get(name, ())):
         phrase += f" ({name_list(CHOICES[name])})"
     option = f"  --{name.replace('_', '-')} {shown}"

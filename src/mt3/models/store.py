@@ -118,6 +118,8 @@ def read_run(directory: Path) -> dict[str, Any]:
         raise InputError(f"{path} does not hold a run's config; it is damaged: delete the directory or restore it.")
     if not isinstance(run.get("data_dir"), str | None) or not isinstance(run.get("init"), str | None):
         raise InputError(f"{path} is damaged: expected data_dir and init to be paths or null.")
+    if not isinstance(run.get("about", {}), dict):
+        raise InputError(f"{path} is damaged: expected about to be an object.")
     return run
 
 

@@ -31,6 +31,8 @@ def centre_filters(model: nn.Module) -> None:
     with torch.no_grad():
         for layer in layers[1:]:  # the first one sees the image
             rows = layer.weight.flatten(1)
+            if rows.shape[1] == 1:
+                continue
             centred = rows - rows.mean(1, keepdim=True)
             layer.weight.copy_((centred * (GAIN * rows.std() / centred.std())).view_as(layer.weight))
 

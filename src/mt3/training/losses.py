@@ -85,7 +85,8 @@ def _adapt(state: State, task: Task, config: Config) -> Inner:
     if task.labels.dim() == 2:
         theta = stack_params(theta, len(task.labels))
         source = None if source is None else stack_params(source, len(task.labels))
-    second, previous = config.order == "second", config.variant == "official"
+    # the authors' targets inside are those of the step before, unless the moving average is asked for
+    second, previous = config.order == "second", config.variant == "official" and source is None
     return inner_loop(state.model, theta, lambda step: views, config.inner, second, source, previous)
 
 

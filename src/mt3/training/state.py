@@ -62,9 +62,13 @@ def make_state(
     optimizer = torch.optim.SGD(
         parameter_groups(model, config), lr=config.lr, momentum=config.momentum, nesterov=config.nesterov
     )
-    ema = None
-    averaged = config.training == "joint" or (config.training == "meta" and config.inner_target == "ema")
-    if averaged and model.objective is not None and model.objective.has_target:
+    ema, has_target = None, model.objective is not None and model.objective.has_target
+    asked = config.training == "meta" and config.inner_target == "ema"
+    if asked and not has_target:
+        raise InputError(
+            f"The objective {config.objective} has no targets, which inner_target=ema would give; choose meta."
+        )
+    if has_target and (asked or config.training == "joint"):
         start = model
         if config.variant == "official":  # where the average begins with random weights of its own
             start = build_model(config, dataset).to(device)
