@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks import BENCHMARKS
-from mt3.cli.arguments import Parser, count, data_arguments, path, set_up
-from mt3.data.dataset import DATASETS
-from mt3.support.errors import name_list
+from mt3.cli.arguments import DATA_HELP, Parser, count, data_arguments, load_data, path, set_up
 from mt3.support.files import check_can_write, write_json
 
 Run = Callable[[argparse.Namespace, Sequence[str]], None]
@@ -37,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
         if "width" in sizes:
             parser.add_argument("--scaling", action="store_true", help="also how time and memory grow")
         if name == "corruptions":
-            parser.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
+            parser.add_argument("--data", default="digits", help=DATA_HELP)
             data_arguments(parser)
         else:  # these are on one core
             parser.add_argument("--threads", type=count, help="of the CPU (default: all cores)")
@@ -87,10 +85,8 @@ def _augment(args: argparse.Namespace, extra: Sequence[str]) -> None:
 
 def _corruptions(args: argparse.Namespace, extra: Sequence[str]) -> None:
     from benchmarks.corruptions import bench_corruptions, corruptions_summary
-    from mt3.data import load_dataset
 
-    dataset = load_dataset(args.data, args.data_dir, args.download)
-    _show(args, corruptions_summary, bench_corruptions(dataset, args.images, args.severity, args.rounds))
+    _show(args, corruptions_summary, bench_corruptions(load_data(args), args.images, args.severity, args.rounds))
 
 
 def _all(args: argparse.Namespace, extra: Sequence[str]) -> None:

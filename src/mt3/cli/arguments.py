@@ -8,7 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mt3.support.errors import WORD, InputError, one_of, shown, suggest
+from mt3.data import DATASETS, Dataset, load_dataset
+from mt3.data.folder import KIND, SIZE, folder_name
+from mt3.support.errors import WORD, InputError, name_list, one_of, shown, suggest
+
+DATA_HELP = f"one of {name_list(DATASETS)}, {KIND}PATH (default: digits)"
+PRESET_DEFAULTS = "demo for the digits, small for own photos, paper for CIFAR"
 
 
 class Parser(argparse.ArgumentParser):
@@ -72,6 +77,26 @@ def rate(text: str) -> float:
 def data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", type=path, help="where CIFAR lies (default: data)")
     parser.add_argument("--download", action="store_true", help="fetch CIFAR from its home page first, if needed")
+    parser.add_argument("--size", type=count, help=f"pixels of a side of own photos (default: the model's, or {SIZE})")
+    parser.add_argument("--skip-broken", action="store_true", help="leave out own photos that cannot be read")
+
+
+def settle_data(args: argparse.Namespace) -> None:
+    """Turn `--data folder:PATH`, if there is one, into the data set's name and its --data-dir, as a run keeps them."""
+    if not str(getattr(args, "data", "")).startswith(KIND):
+        return
+    if args.data_dir is not None or args.data == KIND:
+        raise InputError(f"Expected --data {KIND}PATH with the path of the photos, and no --data-dir beside it.")
+    args.data_dir = Path(args.data.removeprefix(KIND))
+    args.data = folder_name(args.data_dir)
+
+
+def load_data(args: argparse.Namespace) -> Dataset:
+    return load_dataset(args.data, args.data_dir, args.download, args.size, args.skip_broken)
+
+
+def default_preset(data: str) -> str:
+    return "demo" if data == "digits" else "small" if data.startswith(KIND) else "paper"
 
 
 def compute_arguments(parser: argparse.ArgumentParser) -> None:

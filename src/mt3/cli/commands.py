@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mt3.cli.arguments import default_jobs, set_up
+from mt3.cli.arguments import default_jobs, default_preset, load_data, set_up
 from mt3.config.adaptation import FIELDS as FIELDS_OF_ADAPTATION
 from mt3.config.config import FIELDS, make_config
 from mt3.config.methods import METHODS, get_method
@@ -63,16 +63,15 @@ def _workers(args: argparse.Namespace) -> int:
 
 
 def train_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    preset = args.preset or ("demo" if args.data == "digits" else "paper")
+    preset = args.preset or default_preset(args.data)
     config = make_config(args.method, args.data, preset, args.seed, _overrides(args, extra))
-    from mt3.data import load_dataset
     from mt3.models.classifier import count_parameters
     from mt3.models.store import read_run
     from mt3.training.loop import train
     from mt3.training.runs import RunOptions, about_run
 
     device = set_up(args)
-    dataset = load_dataset(args.data, args.data_dir, args.download)
+    dataset = load_data(args)
     try:
         asked = {name: getattr(args, name) for name in RUN_OPTIONS if getattr(args, name) is not None}
         model = train(config, dataset, args.out, RunOptions(str(device), **asked))
@@ -87,9 +86,12 @@ def train_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
         print(f"stopped after {about['step']} of {about['total_steps']} steps; --resume goes on")
 
 
-def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any], optional: bool) -> "Dataset | None":
+def _dataset_of_run(
+    args: argparse.Namespace, run: dict[str, Any], model: "MT3Model", optional: bool
+) -> "Dataset | None":
     """The data set a run was trained on, by what its run.json says."""
     from mt3.data import load_dataset
+    from mt3.data.folder import KIND
 
     name = args.data or run.get("config", {}).get("data")
     if name is None:
@@ -99,7 +101,8 @@ def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any], optional: boo
     recorded = run.get("data_dir") if name != "digits" else None  # which need none
     data_dir = args.data_dir or (Path(recorded) if recorded else None)
     try:
-        return load_dataset(name, data_dir, args.download)
+        size = args.size or (model.size if name.startswith(KIND) else None)
+        return load_dataset(name, data_dir, args.download, size, args.skip_broken)
     except InputError as error:
         if optional and args.data_dir is None and not args.download:
             print(f"without clean images: {error}", file=sys.stderr)
@@ -117,7 +120,7 @@ def evaluate_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
     device = set_up(args)
     run = read_run(find_model(args.model))  # before the model: a training under way writes it after that
     model = load(args.model).to(device)
-    dataset = _dataset_of_run(args, run, optional=args.corrupted is not None)
+    dataset = _dataset_of_run(args, run, model, optional=args.corrupted is not None)
     if dataset is not None:
         _require_same_classes(model, dataset)
     corrupted, names, severities = _corrupted_images(args, dataset)
@@ -231,12 +234,11 @@ def corrupt_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
         raise InputError("Expected --out DIR for the images, --preview FILE for a figure, or both; got neither.")
     from mt3.corruptions import resolve
     from mt3.corruptions.write import SEVERITIES, check_severities, write_corrupted
-    from mt3.data import load_dataset
 
     names = resolve(args.corruptions or ["every"])
     severities = check_severities(args.severity or SEVERITIES)
     workers = _workers(args)
-    dataset = load_dataset(args.data, args.data_dir, args.download)
+    dataset = load_data(args)
     if args.preview is not None:
         _check_preview(args, dataset)
     if args.out is not None:
@@ -277,7 +279,7 @@ def _preview(args: argparse.Namespace, dataset: "Dataset", names: Sequence[str],
 
 
 def reproduce_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
-    preset = args.preset or ("demo" if args.data == "digits" else "paper")
+    preset = args.preset or default_preset(args.data)
     overrides = {name.replace("-", "_"): value for name, value in _overrides(args, extra).items()}
     for name, instead in (("method", "--methods"), ("seed", "--seeds")):
         if name in overrides:
@@ -290,7 +292,6 @@ def reproduce_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
         raise InputError("A dry run writes nothing, so that it does not download; drop --download or --dry-run.")
     methods = [name for name in METHODS if name in {get_method(m).name for m in args.methods or ()}]
     ablations = resolve_ablations(args.ablations or [])
-    from mt3.data import load_dataset
     from mt3.evaluation.protocol import TestImages
     from mt3.studies.plan import Study, paper_methods
     from mt3.studies.reproduce import reproduce
@@ -300,10 +301,10 @@ def reproduce_command(args: argparse.Namespace, extra: Sequence[str]) -> None:
     device = set_up(args)
     if args.corrupted is None:
         _corrupted_images(args, None)
-    dataset = load_dataset(args.data, args.data_dir, args.download)
+    dataset = load_data(args)
     corrupted, names, severities = _corrupted_images(args, dataset)
     study = Study(
-        args.out or Path("runs") / f"{preset}-{args.data}",
+        args.out or Path("runs") / f"{preset}-{args.data.replace(':', '-')}",
         TestImages(dataset, corrupted),
         preset,
         methods or paper_methods(args.data),

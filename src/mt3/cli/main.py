@@ -9,7 +9,17 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mt3.cli.arguments import Parser, compute_arguments, count, data_arguments, path, rate
+from mt3.cli.arguments import (
+    DATA_HELP,
+    PRESET_DEFAULTS,
+    Parser,
+    compute_arguments,
+    count,
+    data_arguments,
+    path,
+    rate,
+    settle_data,
+)
 from mt3.cli.commands import (
     corrupt_command,
     demo_command,
@@ -23,7 +33,6 @@ from mt3.config.adaptation import LAYERS
 from mt3.config.config import preset_names
 from mt3.config.methods import METHODS
 from mt3.config.words import field_help
-from mt3.data.dataset import DATASETS
 from mt3.studies.ablations import ABLATIONS
 from mt3.support.errors import WORD, InputError, name_list, shown
 from mt3.support.signals import Stopped, stop_on_signals
@@ -47,10 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=field_help(),
     )
     train.add_argument("--method", required=True, help=f"one of {name_list(METHODS)}")
-    train.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
-    train.add_argument(
-        "--preset", help=f"one of {name_list(preset_names())} (default: demo for the digits, paper for CIFAR)"
-    )
+    train.add_argument("--data", default="digits", help=DATA_HELP)
+    train.add_argument("--preset", help=f"one of {name_list(preset_names())} (default: {PRESET_DEFAULTS})")
     train.add_argument("--out", type=path, required=True, help="the run's directory")
     train.add_argument("--seed", type=count, default=0)
     train.add_argument("--max-steps", type=count, help="stop after this many, its start's included; --resume goes on")
@@ -95,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     predict.set_defaults(run=predict_command)
 
     corrupt = commands.add_parser("corrupt", help="write corrupted test images in the published -C layout")
-    corrupt.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
+    corrupt.add_argument("--data", default="digits", help=DATA_HELP)
     corrupt.add_argument("--out", type=path, metavar="DIR", help="the directory to write; whole files in it are kept")
     corrupt.add_argument(
         "--corruptions", nargs="+", action="extend", help="names, or: all (the paper's), held-out, every (default)"
@@ -117,10 +124,8 @@ def _parser() -> argparse.ArgumentParser:
         "Any field of the trainings can be set for all of them, as in `mt3 train`.",
         allow_abbrev=False,
     )
-    reproduce.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
-    reproduce.add_argument(
-        "--preset", help=f"one of {name_list(preset_names())} (default: demo for the digits, paper for CIFAR)"
-    )
+    reproduce.add_argument("--data", default="digits", help=DATA_HELP)
+    reproduce.add_argument("--preset", help=f"one of {name_list(preset_names())} (default: {PRESET_DEFAULTS})")
     reproduce.add_argument("--seeds", type=count, default=3, help="how many, from 0 on (default: 3)")
     reproduce.add_argument("--out", type=path, metavar="DIR", help="the directory (default: runs/PRESET-DATA)")
     reproduce.add_argument(
@@ -190,6 +195,7 @@ def _run(make_parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str]
         if extra and args.command not in ("train", "reproduce"):
             args.parser.refuse(extra[0])
         command = args.command
+        settle_data(args)
         args.run(args, extra)
         sys.stdout.flush()  # a full disk under it is said below
         return 0

@@ -1,6 +1,8 @@
-"""What a data set is: square images and labels in memory, split into training and test."""
+"""What a data set is: square images and labels, in memory or in mapped files, split into training and test."""
 
-from dataclasses import dataclass
+import mmap
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,10 @@ DATASETS = ("digits", "cifar10", "cifar100")
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images (N, size, size, 3) as C-contiguous uint8, and their labels as indices into `classes`."""
+    """Images (N, size, size, 3) as C-contiguous uint8, and their labels as indices into `classes`.
+
+    The images may be memory maps of files: read the rows that you need.
+    """
 
     name: str
     train_images: Images
@@ -32,6 +37,24 @@ class Dataset:
     def size(self) -> int:
         """The side of the images in pixels."""
         return int(self.test_images.shape[1])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To other processes go the names of mapped files, not their bytes."""
+        return _rebuild, tuple(_pack(getattr(self, field.name)) for field in fields(self))
+
+
+@dataclass(frozen=True)
+class _MappedFile:
+    path: str
+
+
+def _pack(value: Any) -> Any:
+    whole = isinstance(value, np.memmap) and isinstance(value.base, mmap.mmap)  # the base of a slice is a map
+    return _MappedFile(str(value.filename)) if whole and value.filename is not None else value
+
+
+def _rebuild(*values: Any) -> Dataset:
+    return Dataset(*(np.load(v.path, mmap_mode="r") if isinstance(v, _MappedFile) else v for v in values))
 
 
 def check_labels(labels: Labels, num_classes: int, source: object) -> None:

@@ -21,6 +21,7 @@ MAX_PIXELS = 50_000_000
 MAX_SIDE = 20_000
 MAX_BYTES = 8 * MAX_PIXELS
 DRAFT = 8  # a JPEG is decoded at a half, a quarter or an eighth if its sides stay so many times as long as needed
+FIRST_FRAME = "only the first frame is read"  # the note on animated files and on those of several pages
 ORIENTATION, ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # of EXIF
 
 
@@ -87,7 +88,7 @@ def _read(path: Path, size: int) -> tuple[NDArray[np.uint8], list[str]]:
         # the centre square, and a pixel more where its middle would lie between two pixels
         left, top = ((side - min(file.size)) // 2 for side in file.size)
         square = file.crop((left, top, file.width - left, file.height - top))
-        notes = ["only the first frame is read"] if _has_more_frames(file) else []
+        notes = [FIRST_FRAME] if _has_more_frames(file) else []
     if square.getexif().get(ORIENTATION) in ON_ITS_SIDE:
         width, height = height, width
     ImageOps.exif_transpose(square, in_place=True)
@@ -113,6 +114,8 @@ def _read(path: Path, size: int) -> tuple[NDArray[np.uint8], list[str]]:
 
 
 def _has_more_frames(file: Image.Image) -> bool:
+    if file.format == "MPO":  # a camera's JPEG: what follows the photo is its preview
+        return False
     try:
         return bool(getattr(file, "is_animated", False))
     except Exception:  # the second frame is damaged

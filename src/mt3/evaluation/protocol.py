@@ -64,7 +64,7 @@ class TestImages:
         start, stop = start + self.first, stop + self.first
         if source != CLEAN and self.corrupted is not None:
             return np.array(self.corrupted.images_of(*source)[start:stop])  # a copy in memory
-        images = self._clean.test_images[start:stop]
+        images = np.array(self._clean.test_images[start:stop])
         return images if source == CLEAN else corruptions.apply(images, *source, seed=self.seed, first_index=start)
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from mt3.adaptation.adapter import Adapter
@@ -15,7 +16,7 @@ from mt3.data import Dataset
 from mt3.evaluation.pieces import PIECE
 from mt3.training.loop import apply_gradient, gradient_of_step
 from mt3.training.state import build_model, make_state
-from mt3.training.tasks import images_per_task
+from mt3.training.tasks import hold_images, images_per_task
 
 TIMED = 0.5  # seconds for which steps of a training, or images, are timed
 SLOW = 3.0  # seconds; a first step, which also warms up, that takes longer is not repeated
@@ -68,7 +69,7 @@ def time_step(config: Config, dataset: Dataset, device: torch.device) -> float:
     """Seconds of a training step; where the first one is slow, it alone is timed."""
     count = config.tasks * images_per_task(config)  # an epoch of one step
     state = make_state(config, dataset, device)
-    images = torch.from_numpy(dataset.train_images[:count]).permute(0, 3, 1, 2).contiguous().to(device)
+    images = hold_images(dataset.train_images[:count], device)
     labels = torch.from_numpy(dataset.train_labels[:count]).to(device)
 
     def take(step: int) -> None:
@@ -84,7 +85,7 @@ def time_image(config: Config, dataset: Dataset, device: torch.device) -> float:
     adapter = None if model.objective is None else Adapter(model)
     stack = 1 if adapter is None else adapter.stack_for(PIECE, dataset.size)
     count = min(PIECE, torch.get_num_threads() * stack)  # a stack for each thread
-    batch = torch.from_numpy(dataset.test_images[:count]).permute(0, 3, 1, 2).contiguous().to(device)
+    batch = torch.from_numpy(np.array(dataset.test_images[:count])).permute(0, 3, 1, 2).contiguous().to(device)
 
     def answer(number: int) -> None:
         (model(batch) if adapter is None else adapter(batch)).cpu()

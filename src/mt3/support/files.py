@@ -97,6 +97,32 @@ def _lock(handle: int, directory: Path) -> None:
         raise InputError(f"Another process is writing to {directory}; wait until it ends, or choose another --out.")
 
 
+@contextmanager
+def one_at_a_time(directory: Path, words: str) -> Iterator[bool]:
+    """Wait, saying so in these words, until no other process is in such a block for `directory`, and keep others out.
+
+    Yields whether that is sure: some file systems have no locks.
+    """
+    if sys.platform == "win32":
+        yield False
+        return
+    import fcntl  # not on Windows
+
+    handle = os.open(directory, os.O_RDONLY)
+    sure = True
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(words, file=sys.stderr, flush=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            sure = False
+        yield sure
+    finally:
+        os.close(handle)
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write `text`, atomically."""
     with atomic_path(path) as temporary:

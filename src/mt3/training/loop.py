@@ -17,6 +17,7 @@ from mt3.adaptation.adapter import stack_size
 from mt3.adaptation.step import clip_gradients
 from mt3.config.config import Config, read_schedule
 from mt3.data import Dataset
+from mt3.data.dataset import Images
 from mt3.models.classifier import MT3Model
 from mt3.models.store import read_run, save_checkpoint, save_model
 from mt3.support.errors import InputError
@@ -37,14 +38,14 @@ from mt3.training.runs import (
     remove_run_leftovers,
 )
 from mt3.training.state import State, finished_model, make_state, restore_state, state_tensors
-from mt3.training.tasks import draw_step_task, stack_tasks
+from mt3.training.tasks import draw_step_task, hold_images, stack_tasks
 
 LR_DROP = 0.1  # Sun et al.'s factor at each milestone
 EMA_MOMENTUM = 0.996  # "an exponential moving average with momentum 0.996"
 
 
 def gradient_of_step(
-    state: State, images: Tensor, labels: Tensor, config: Config, step: int, log: bool
+    state: State, images: Tensor | Images, labels: Tensor, config: Config, step: int, log: bool
 ) -> dict[str, float]:
     """Set the gradient of the mean loss over the step's tasks; returns what to log.
 
@@ -172,7 +173,7 @@ def _train_link(
         start, tensors, seconds = link.found
         restore_state(state, tensors)
     cut_metrics(out / METRICS_FILE, start)
-    images = torch.from_numpy(dataset.train_images).permute(0, 3, 1, 2).contiguous().to(device)
+    images = hold_images(dataset.train_images, device)
     labels = torch.from_numpy(dataset.train_labels).to(device)
     began = time.monotonic() - seconds
     step = saved = start

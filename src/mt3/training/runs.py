@@ -100,6 +100,7 @@ def open_chain(held: ExitStack, config: Config, dataset: Dataset, out: Path, opt
     steps_per_epoch, total_steps = count_steps(config, dataset)
     held.enter_context(own_directory(out))
     run = check_run(out, config, options)
+    run["images"] = _same_images(run.get("images"), dataset, out)
     found = load_checkpoint(out, owner_of(run)) if options.resume else None
     first = start_config(config) if run["init"] == START else None
     starts: list[Link] = []
@@ -111,6 +112,14 @@ def open_chain(held: ExitStack, config: Config, dataset: Dataset, out: Path, opt
             starts = open_chain(held, first, dataset, out / START, again)
     before = _count_chain(first, dataset)
     return [*starts, Link(config, out, run, found, before, steps_per_epoch, total_steps)]
+
+
+def _same_images(before: Any, dataset: Dataset, out: Path) -> str:
+    """What run.json says of the training images; other ones than a run began with are refused."""
+    now = f"{len(dataset.train_images)} of {dataset.size} pixels in {dataset.num_classes} classes"
+    if before not in (None, now):
+        raise InputError(f"The images of the run in {out} were {before}, these are {now}; give the same ones.")
+    return now
 
 
 def check_start(config: Config, dataset: Dataset, out: Path) -> None:
@@ -215,7 +224,7 @@ def check_run(out: Path, config: Config, options: RunOptions) -> dict[str, Any]:
                 f"{name_list(f'{k}={before[k]}' for k in changed)}); give the same ones or choose another --out."
             )
         # its model, if it has one, stays as it is until there is another
-        run |= {key: old[key] for key in ("init", "step", "total_steps", "about", "seconds") if key in old}
+        run |= {key: old[key] for key in ("init", "step", "total_steps", "about", "seconds", "images") if key in old}
     data_dir = None if options.data_dir is None else str(options.data_dir.resolve())
     return {"about": _about(config, run["init"], options)} | run | {"data_dir": data_dir}
 

@@ -40,7 +40,7 @@ def build_model(config: Config, dataset: Dataset) -> MT3Model:
         size=dataset.size,
         classes=list(dataset.classes),
         adaptation=config.test,
-        precision=config.precision,
+        precision="float32" if config.precision == "auto" else config.precision,  # a run has settled it, a plan has not
     )
     model.reset_parameters(seeded_generator("weights", config.seed))
     INITS[config.first_weights](model)

@@ -4,13 +4,17 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mt3.config.config import Config
+from mt3.data.dataset import Images
 from mt3.objectives.augment import apply_shift, as_float, crop_and_flip, draw_shift, seeded_generator
 from mt3.objectives.objective import Views, stack_views
 from mt3.objectives.registry import get_objective
+
+HELD = 2**28  # bytes of images that are kept on the device; of more, each task's are moved there
 
 
 class Task(NamedTuple):
@@ -57,14 +61,32 @@ def images_per_task(config: Config) -> int:
     return config.task_images or config.task_size
 
 
-def draw_step_task(images: Tensor, labels: Tensor, config: Config, step: int, number: int) -> Task:
-    """Task `number` of a step; it depends on (seed, step, number) alone, so any thread or process can draw it."""
+def hold_images(images: Images, device: torch.device) -> Tensor | Images:
+    """A training set for `draw_step_task`: (N, 3, H, H) on the device or, if it is large, as it is."""
+    if images.nbytes > HELD:
+        return images
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2))).to(device)
+
+
+def _take(images: Tensor | Images, rows: Tensor) -> Tensor:
+    """Some of the images; of a mapped file only these are read."""
+    if isinstance(images, Tensor):
+        return images[rows.to(images.device)]
+    return torch.from_numpy(images[rows.numpy()]).permute(0, 3, 1, 2).contiguous()  # to (K, 3, H, H)
+
+
+def draw_step_task(images: Tensor | Images, labels: Tensor, config: Config, step: int, number: int) -> Task:
+    """Task `number` of a step, where the labels are; the images are as `hold_images` gives them.
+
+    It depends on (seed, step, number) alone, so any thread or process can draw it.
+    """
     size = images_per_task(config)
     epoch, position = divmod(step, len(images) // (config.tasks * size))
     order = _epoch_order(len(images), config.seed, epoch)
     start = (position * config.tasks + number) * size
-    rows = order[start : start + size].repeat(config.task_size // size).to(images.device)
-    return draw_task(images[rows], labels[rows], config, seeded_generator("task", config.seed, step, number))
+    rows = order[start : start + size].repeat(config.task_size // size)
+    raw, named = _take(images, rows).to(labels.device), labels[rows.to(labels.device)]
+    return draw_task(raw, named, config, seeded_generator("task", config.seed, step, number))
 
 
 @lru_cache(maxsize=1)  # only the current epoch's is needed
