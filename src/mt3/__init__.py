@@ -15,23 +15,35 @@ from mt3.support.version import __version__
 if TYPE_CHECKING:
     from mt3.adaptation.adapter import Adapter, Comparison
     from mt3.config.adaptation import Adaptation
+    from mt3.evaluation.python import evaluate
     from mt3.models.classifier import MT3Model
     from mt3.models.store import load
-
-__all__ = ["Adaptation", "Adapter", "Comparison", "InputError", "MT3Model", "__version__", "corruptions", "load"]
+    from mt3.models.wrap import add_objective, features_of
+    from mt3.networks.norms import convert_batchnorm
+    from mt3.results import Evaluation
+    from mt3.training.python import train
 
 _HOMES = {
     "Adaptation": "mt3.config.adaptation",
     "Adapter": "mt3.adaptation.adapter",
     "Comparison": "mt3.adaptation.adapter",
+    "Evaluation": "mt3.results",
     "MT3Model": "mt3.models.classifier",
+    "add_objective": "mt3.models.wrap",
+    "convert_batchnorm": "mt3.networks.norms",
+    "evaluate": "mt3.evaluation.python",
+    "features_of": "mt3.models.wrap",
     "load": "mt3.models.store",
+    "train": "mt3.training.python",
 }
+_ROOMS = ("corruptions", "data")
+
+__all__ = [*_HOMES, *_ROOMS, "InputError", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "corruptions":
-        return import_module("mt3.corruptions")
+    if name in _ROOMS:
+        return import_module(f"mt3.{name}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'mt3' has no attribute '{name}'")

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from mt3.adaptation.step import Inner, inner_loop
 from mt3.config.adaptation import FIELDS, Adaptation
 from mt3.models.call import Params, call, parameters_of, stack_params
-from mt3.models.classifier import MT3Model, refuse_batch_norm
+from mt3.models.classifier import MT3Model
+from mt3.networks.norms import refuse_training_statistics
 from mt3.objectives.augment import as_float, seeded_generator
 from mt3.objectives.objective import Outputs, Views, stack_views
 from mt3.objectives.registry import get_objective
@@ -93,7 +94,7 @@ class Adapter(nn.Module):
                 f"Expected an MT3Model, whose heads and layers adapting needs, got a {type(model).__name__}; "
                 "load one with mt3.load or make one with mt3.MT3Model."
             )
-        refuse_batch_norm(model)
+        refuse_training_statistics(model)
         if model.objective is None:
             raise InputError("This model has no objective to adapt with; use model(images) as it is.")
         unknown = [name for name in fields if name not in FIELDS]
@@ -199,9 +200,9 @@ class Adapter(nn.Module):
             [self._logits(params, part) for part in torch.split(self.model.check_images(images), UNADAPTED)]
         )
 
-    def stack_for(self, count: int) -> int:
-        """How many of `count` images are adapted to at once."""
-        return self.stack or stack_size(self.model, count, self._images_in_pass())
+    def stack_for(self, count: int, size: int) -> int:
+        """How many of `count` images of `size` pixels are adapted to at once."""
+        return self.stack or stack_size(self.model, count, self._images_in_pass(), size)
 
     def _images_in_pass(self) -> int:
         assert self.model.objective is not None
@@ -217,8 +218,9 @@ class Adapter(nn.Module):
 
         On a CPU several stacks are computed at once, in threads, so `use` must not change what they share.
         """
-        size = max(1, min(self.stack_for(len(images)), len(images)))
-        check_memory(self.model, size * self._images_in_pass())
+        pixels = images.shape[-1]
+        size = max(1, min(self.stack_for(len(images), pixels), len(images)))
+        check_memory(self.model, size * self._images_in_pass(), pixels)
 
         def adapt_stack(start: int) -> Result:
             rows = slice(start, start + size)
@@ -292,23 +294,23 @@ def _member(stack: Adapted, i: int) -> Adapted:
     return Adapted({name: p[i] for name, p in stack.params.items()}, views, own, stack.view_average[i])
 
 
-def stack_size(model: MT3Model, items: int, images: int) -> int:
-    """How many of the tasks or images to adapt to at once, each with that many images in its passes.
+def stack_size(model: MT3Model, items: int, images: int, size: int) -> int:
+    """How many tasks or images to adapt to at once, each with that many images of `size` pixels in its passes.
 
     Together they keep the largest activation within a budget: on a CPU what its caches hold, since more than that is no
     faster one by one; on an accelerator, what fits into its memory some hundred times. There is one for each thread.
     """
     budget = CPU_BUDGET if model.device.type == "cpu" else DEVICE_BUDGET
-    largest = images * model.backbone.largest(model.size) * model.dtype.itemsize
+    largest = images * model.backbone.largest(size) * model.dtype.itemsize
     return max(1, min(budget // largest, -(-items // count_threads(model, items))))
 
 
-def check_memory(model: MT3Model, images: int) -> None:
+def check_memory(model: MT3Model, images: int, size: int) -> None:
     """Refuse to adapt with more images in a pass than the machine can hold; a system may end the process instead.
 
     Counted is what surely lies in memory. An accelerator says by itself what does not fit.
     """
-    needed = images * model.backbone.kept(model.size) * model.dtype.itemsize
+    needed = images * model.backbone.kept(size) * model.dtype.itemsize
     if model.device.type == "cpu" and needed > (there := machine_memory()):
         raise InputError(
             f"Adapting with {images} images in a pass takes at least {needed / 2**30:.1f} GB of memory, and this "

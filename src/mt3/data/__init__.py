@@ -5,7 +5,7 @@ Needs no torch.
 
 from pathlib import Path
 
-from mt3.data.arrays import from_arrays, from_torch
+from mt3.data.arrays import as_dataset, from_arrays, from_torch
 from mt3.data.cifar import LOADERS, load_cifar10, load_cifar100
 from mt3.data.corrupted import CorruptedSet, open_corrupted
 from mt3.data.dataset import DATASETS, Dataset
@@ -19,6 +19,7 @@ __all__ = [
     "DATASETS",
     "CorruptedSet",
     "Dataset",
+    "as_dataset",
     "fetch",
     "from_arrays",
     "from_torch",

@@ -55,6 +55,24 @@ def from_torch(dataset: Any, size: int, test: Any = None, name: str = "torch") -
     return from_arrays(*train, classes, None if test is None else _read_torch(test, int(size)), name)
 
 
+def as_dataset(data: Any, size: int | None = None) -> Dataset:
+    """One of our data sets as it is; or made of a pair of arrays (images, labels), or of a torch data set.
+
+    A torch data set whose images are not all of one size needs the `size` to scale them to.
+    """
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], np.ndarray):
+        return from_arrays(*data)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, tuple | list | str | dict):
+        side = min(np.asarray(data[0][0]).shape[-2:]) if size is None and len(data) else size or MIN_SIZE
+        return from_torch(data, int(side))
+    raise InputError(
+        f"Expected a data set of mt3.data, a pair of arrays (images uint8 NHWC, labels) or a torch Dataset, got a "
+        f"{type(data).__name__}."
+    )
+
+
 def _checked(images: Any, labels: Any, what: str) -> tuple[Images, Labels]:
     shape: tuple[int, ...] = getattr(images, "shape", ())
     square = len(shape) == 4 and shape[1] == shape[2] and shape[3] == 3

@@ -1,14 +1,17 @@
 """The only place where a network meets other parameters than its own.
 
 `call` never changes the model, so any number of threads may call one. It has two ways for stacked parameters (S, ...):
-our own layers compute the whole stack at once; any other network is called for one member after the other.
+our own layers compute the whole stack at once; any other network is called for one member after the other. Whatever mode
+the model is in, it is called as in `eval()`: dropout is off, statistics of batch normalisation are frozen.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mt3.models.classifier import MT3Model
 from mt3.objectives.objective import Outputs
@@ -28,12 +31,20 @@ def call(model: MT3Model, params: Mapping[str, Tensor], images: Tensor, heads: b
     Images are (N, 3, H, H); with stacked parameters (S, N, 3, H, H), and the outputs are stacked, too.
     """
     if images.dim() == 4:
-        return bind(model, params).outputs(images, heads)
+        with _twice_differentiable(model):
+            return bind(model, params).outputs(images, heads)
     if model.stacks:
         return bind(model, params).outputs(images.transpose(0, 1).flatten(1, 2), heads)  # (N, S 3, H, H)
     members = [call(model, {n: p[i] for n, p in params.items()}, part, heads) for i, part in enumerate(images)]
     found = {name: torch.stack([m.heads[name] for m in members]) for name in members[0].heads}
     return Outputs(torch.stack([m.logits for m in members]), found)
+
+
+def _twice_differentiable(model: MT3Model) -> AbstractContextManager[None]:
+    """Fused attention has no second derivative; PyTorch's plain one does."""
+    if model.stacks or not torch.is_grad_enabled():
+        return nullcontext()
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def stack_params(params: Params, count: int) -> Params:
@@ -52,6 +63,7 @@ def _twin(module: Module, replaced: dict[int, Tensor], made: dict[int, nn.Module
         return made[id(module)]  # type: ignore[return-value]
     twin = made[id(module)] = object.__new__(type(module))
     twin.__dict__.update(module.__dict__)
+    twin.__dict__["training"] = False
     twin.__dict__["_parameters"] = {
         name: None if p is None else replaced.get(id(p), p) for name, p in module._parameters.items()
     }

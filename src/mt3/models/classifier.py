@@ -1,6 +1,7 @@
 """The classifier: a backbone f with the heads h (classes) and those of its objective."""
 
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -11,9 +12,9 @@ from torch import Tensor, nn
 
 from mt3.config.adaptation import Adaptation, adaptation_from_dict
 from mt3.models.weightfile import read_weights
-from mt3.networks.backbone import MAX_WEIGHTS, make_backbone
+from mt3.networks.backbone import MAX_WEIGHTS, as_backbone
 from mt3.networks.layers import Conv2d, GroupNorm, Linear
-from mt3.objectives.augment import SIDE, as_float
+from mt3.objectives.augment import as_float
 from mt3.objectives.objective import Outputs
 from mt3.objectives.registry import get_objective
 from mt3.support.errors import InputError, check_number, one_of
@@ -53,20 +54,21 @@ class MT3Model(
 
     def __init__(
         self,
-        backbone: str = "resnet26x32",  # 26 layers of 32 filters and more
+        backbone: str | nn.Module = "resnet26x32",  # 26 layers of 32 filters and more; or a module that gives features
         num_classes: int = 10,
         objective: str | None = "byol",  # what it learns and adapts with without labels; none: nothing
         hidden: int = 256,  # neurons of the hidden layer that h and p share; 0: no such layer
         projection: int = 128,  # dimensions of z and r
-        size: int = SIDE,  # pixels of a side
+        size: int | None = None,  # pixels of a side; none: any
         classes: list[str] | None = None,  # names, for people
         adaptation: Adaptation | None = None,  # none: the paper's
         precision: str = "float32",  # of the forward pass; "bfloat16" by autocast, with outputs in the weights' type
+        normalisation: Sequence[Sequence[float]] | None = None,  # mean and deviation of each channel, taken off after views
     ) -> None:
         super().__init__()
         adaptation = Adaptation(objective) if adaptation is None else adaptation
-        given = {"num_classes": num_classes, "hidden": hidden, "projection": projection, "size": size}
-        for name, value in given.items():
+        given = {"num_classes": num_classes, "hidden": hidden, "projection": projection}
+        for name, value in (given if size is None else given | {"size": size}).items():
             check_number(name, value, *self.LIMITS[name])
             if not isinstance(value, int):  # JSON would leave it out
                 raise InputError(f"Expected {name} to be Python's own number, got {value!r}; use int on it.")
@@ -79,7 +81,8 @@ class MT3Model(
         self.num_classes, self.size, self.classes = num_classes, size, classes
         self.adaptation, self.precision = adaptation, precision
         self.objective = None if objective is None else get_objective(objective, adaptation.variant)
-        self.backbone = make_backbone(backbone)
+        self.normalisation = None if normalisation is None else _check_normalisation(normalisation)
+        self.backbone = as_backbone(backbone, size)
         features = self.backbone.features
         if hidden * (features + hidden + 3 * projection + num_classes) > MAX_WEIGHTS:
             raise InputError(f"Expected at most {MAX_WEIGHTS} weights in the heads; lower hidden or projection.")
@@ -92,12 +95,21 @@ class MT3Model(
         self.stacks = all(
             isinstance(module, Conv2d | GroupNorm | Linear) for module in self.modules() if module._parameters
         )
-        self.float()  # whatever the caller's default: `double()` and the like come after
-        self.reset_parameters()
+        if isinstance(backbone, str):
+            self.float()  # whatever the caller's default: `double()` and the like come after
+            self.reset_parameters()
+        else:
+            self._reset(module for child in (self.hidden, self.classify, self.heads) if child for module in child.modules())
+            self.to(next(self.backbone.parameters(), torch.zeros(())))
+            self._hub_mixin_config = dict(self._hub_mixin_config or {}) | {"backbone": None}  # to be given when loading
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Glorot-uniform weights, zero biases and plain norms, as the authors' code; drawn from the generator."""
-        for module in self.modules():
+        self._reset(self.modules(), generator)
+
+    @staticmethod
+    def _reset(modules: Iterable[nn.Module], generator: torch.Generator | None = None) -> None:
+        for module in modules:
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.xavier_uniform_(module.weight, generator=generator)
                 if module.bias is not None:
@@ -113,12 +125,19 @@ class MT3Model(
     def outputs(self, images: Tensor, heads: bool = True) -> Outputs:
         """Logits and what the objective's heads give, from one pass; without `heads` the logits alone."""
         dtype = self.dtype
-        x = as_float(images, dtype)
+        x = self.normalise(as_float(images, dtype))
         if self.precision == "float32":
             return self._pass(x, heads)
         with torch.autocast(x.device.type, getattr(torch, self.precision), cache_enabled=False):
             logits, found = self._pass(x, heads)
         return Outputs(logits.to(dtype), {name: t.to(dtype) for name, t in found.items()})  # losses are not rounded
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Take the mean off and divide by the deviation; in a stack, of each network's channels."""
+        if self.normalisation is None:
+            return x
+        mean, deviation = (x.new_tensor(v).repeat(x.shape[1] // 3).view(1, -1, 1, 1) for v in self.normalisation)
+        return (x - mean) / deviation
 
     def _pass(self, x: Tensor, heads: bool) -> Outputs:
         trunk = self.backbone.early(x)
@@ -128,12 +147,29 @@ class MT3Model(
         return Outputs(self.classify(shared), found)
 
     @property
+    def name(self) -> str:
+        """What a report calls the network."""
+        inner = getattr(self.backbone.early, "module", self.backbone)
+        return type(inner).__name__
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.classify.weight.dtype
 
     @property
     def device(self) -> torch.device:
         return self.classify.weight.device
+
+    def set_adaptation(self, adaptation: Adaptation) -> None:
+        """Change how the model adapts by itself; it is saved with the model."""
+        if adaptation.objective != self.adaptation.objective or adaptation.variant != self.adaptation.variant:
+            raise InputError(
+                f"Expected an adaptation with the model's objective {self.adaptation.objective} and variant "
+                f"{self.adaptation.variant}, got {adaptation.objective} and {adaptation.variant}."
+            )
+        self.adapted_names(adaptation.layers)  # refuses what could not change an answer
+        self.adaptation = adaptation
+        self._hub_mixin_config = dict(self._hub_mixin_config or {}) | {"adaptation": adaptation.to_dict()}
 
     def adapted_names(self, layers: str) -> tuple[str, ...]:
         """The parameters that adapt: of those that feed the objective's loss, what `layers` says."""
@@ -156,10 +192,10 @@ class MT3Model(
         """Require a tensor (N, 3, size, size), uint8 or float in [0, 1]."""
         if not isinstance(images, Tensor):
             raise InputError(f"Expected images as a torch tensor, got {type(images).__name__}; use torch.from_numpy.")
-        if images.ndim != 4 or tuple(images.shape[1:]) != (3, self.size, self.size):
+        side = self.size or (images.shape[-1] if images.ndim == 4 else "H")
+        if images.ndim != 4 or tuple(images.shape[1:]) != (3, side, side):
             raise InputError(
-                f"Expected images of shape (N, 3, {self.size}, {self.size}), got {tuple(images.shape)}; resize or "
-                "permute them."
+                f"Expected images of shape (N, 3, {side}, {side}), got {tuple(images.shape)}; resize or permute them."
             )
         if images.dtype == torch.uint8:
             return images
@@ -192,14 +228,19 @@ class MT3Model(
         raise InputError(f"Expected weights as model.safetensors, got {Path(model_file).name}, which is not unpickled.")
 
 
-def refuse_batch_norm(model: nn.Module) -> None:
-    """Raise if the model has batch normalisation: its answer would depend on the batch."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise InputError(
-                f"The model has batch normalisation ({name or type(module).__name__}): with views of a single image "
-                "its statistics are that image's, and its buffers would keep a trace of it; use GroupNorm instead."
-            )
+def _check_normalisation(given: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Three means and three deviations above 0, of images in [0, 1]."""
+    try:
+        mean, deviation = (tuple(float(v) for v in part) for part in given)
+        fits = len(mean) == len(deviation) == 3 and all(abs(v) < 1e3 for v in mean) and all(0 < v < 1e3 for v in deviation)
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise InputError(
+            "Expected a normalisation of three means and three deviations above 0, of images in [0, 1], such as "
+            f"((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), got {f'{given!r}':.60}."
+        )
+    return mean, deviation
 
 
 def count_parameters(model: nn.Module) -> int:

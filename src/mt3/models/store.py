@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from mt3.config.adaptation import adaptation_from_dict
 from mt3.models.classifier import MT3Model
@@ -159,8 +159,11 @@ def find_model(path: str | Path) -> Path:
     return shipped_models().get(str(path), own)
 
 
-def load(path: str | Path) -> MT3Model:
-    """The model of a finished run: a run's directory, one written by `save_pretrained`, or a shipped model's name."""
+def load(path: str | Path, backbone: nn.Module | None = None) -> MT3Model:
+    """The model of a finished run: a run's directory, one written by `save_pretrained`, or a shipped model's name.
+
+    A model with a backbone of your own is loaded with that module given again; its weights are set.
+    """
     directory = find_model(path)
     if not directory.is_dir():
         names = "".join(f" or {name}" for name in shipped_models())
@@ -172,6 +175,16 @@ def load(path: str | Path) -> MT3Model:
         hint = "the run is not finished, continue it with --resume" if (directory / RUN_FILE).exists() else "no model"
         raise InputError(f"{directory} has no {name_list(missing)}: {hint}.")
     config = _model_config(directory / "config.json")
+    if (config.get("backbone", backbone) is None) != (backbone is not None):
+        raise InputError(
+            f"The model in {directory} has a backbone of its own; give the module as mt3.load(path, backbone=...)."
+            if backbone is None
+            else f"The model in {directory} has the backbone {config['backbone']}; leave out backbone."
+        )
+    if backbone is not None:
+        model = MT3Model(**(config | {"backbone": backbone}))
+        model.load_state_dict(read_weights(directory / "model.safetensors", model))
+        return model.eval()
     try:
         with torch.device("meta"):  # shapes alone, until they are known to be those of the weights
             model = MT3Model(**config)

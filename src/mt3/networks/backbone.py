@@ -5,6 +5,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from mt3.networks.foreign import Foreign
+from mt3.networks.norms import refuse_training_statistics
 from mt3.networks.resnet import ResNet
 from mt3.support.errors import InputError, shown
 
@@ -30,6 +32,16 @@ class Backbone(Protocol):
         """Values that surely lie in memory for the gradient of a pass over an image."""
 
     def __call__(self, images: Tensor) -> Tensor: ...
+
+
+def as_backbone(backbone: str | nn.Module, size: int | None) -> Backbone:
+    """One of ours by its name, or any module that maps images to features."""
+    if isinstance(backbone, str):
+        return make_backbone(backbone)
+    if not isinstance(backbone, nn.Module):
+        raise InputError(f"Expected a backbone's name or a module, got a {type(backbone).__name__}.")
+    refuse_training_statistics(backbone)
+    return backbone if isinstance(backbone, Backbone) else Foreign(backbone, size)
 
 
 def make_backbone(name: str) -> ResNet:

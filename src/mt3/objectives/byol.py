@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mt3.config.methods import HIDDEN
 from mt3.networks.backbone import Backbone
 from mt3.networks.layers import Linear
 from mt3.objectives.augment import apply_views, draw_views, make_views
 from mt3.objectives.objective import Outputs, Views
-from mt3.support.errors import InputError
 
 
 def byol_loss(prediction: Tensor, target: Tensor) -> Tensor:
@@ -25,12 +25,15 @@ def byol_loss(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 class Heads(nn.Module):
-    """The projector p, which shares the classifier's hidden layer, and the predictor q."""
+    """The projector p, which shares the classifier's hidden layer or, where there is none, has its own; predictor q."""
 
-    def __init__(self, hidden: int, projection: int, variant: str) -> None:
+    def __init__(self, features: int, hidden: int, projection: int, variant: str) -> None:
         super().__init__()
-        self.project = Linear(hidden, projection) if variant == "paper" else _mlp(hidden, hidden, projection)
-        self.predict = _mlp(projection, hidden, projection)
+        if hidden and variant == "paper":
+            self.project: nn.Module = Linear(hidden, projection)
+        else:
+            self.project = _mlp(hidden or features, hidden or HIDDEN, projection)
+        self.predict = _mlp(projection, hidden or HIDDEN, projection)
 
     def forward(self, trunk: Tensor, shared: Tensor) -> dict[str, Tensor]:
         z = self.project(shared)
@@ -53,9 +56,7 @@ class Byol:
         self.variant = variant
 
     def heads(self, backbone: Backbone, hidden: int, projection: int) -> nn.Module:
-        if not hidden:
-            raise InputError("Byol's projector shares the hidden layer of the classifier; choose hidden above 0.")
-        return Heads(hidden, projection, self.variant)
+        return Heads(backbone.features, hidden, projection, self.variant)
 
     def train_views(
         self, raw: Tensor, x: Tensor, shift: Callable[[Tensor], Tensor], generator: torch.Generator

@@ -71,7 +71,7 @@ def time_image(config: Config, dataset: Dataset, device: torch.device) -> float:
     """Seconds of evaluating an image, adapted as the model does by itself."""
     model = build_model(config, dataset).to(device).eval()
     answer = model if model.objective is None else Adapter(model)
-    stack = answer.stack_for(PIECE) if isinstance(answer, Adapter) else 1
+    stack = answer.stack_for(PIECE, dataset.size) if isinstance(answer, Adapter) else 1
     count = min(PIECE, torch.get_num_threads() * stack)  # a stack for each thread
     batch = as_tensor(dataset.test_images[:count], device)
     return _time(lambda _: answer(batch).cpu()) / len(batch)

@@ -61,7 +61,7 @@ def gradient_of_step(
         gradients = torch.autograd.grad(share * loss.total, parameters, allow_unused=True)
         return gradients, {n: share * v.detach() for n, v in ({"loss": loss.total} | loss.metrics).items()}
 
-    size = stack_size(state.model, config.tasks, 3 * config.task_size)  # x and two views of each
+    size = stack_size(state.model, config.tasks, 3 * config.task_size, images.shape[-1])  # x and two views of each
     stacks = [range(config.tasks)[start : start + size] for start in range(0, config.tasks, size)]
     state.optimizer.zero_grad()
     sums: dict[str, Tensor] = {}
@@ -121,8 +121,10 @@ def ema_momentum(config: Config, step: int, total_steps: int) -> float:
     return 1 - (1 - EMA_MOMENTUM) * (math.cos(math.pi * step / total_steps) + 1) / 2
 
 
-def train(config: Config, dataset: Dataset, out: Path, options: RunOptions | None = None) -> MT3Model | None:
-    """Train as the config says, into the run directory `out`, and return the model.
+def train(
+    config: Config, dataset: Dataset, out: Path, options: RunOptions | None = None, model: MT3Model | None = None
+) -> MT3Model | None:
+    """Train as the config says, into the run directory `out`, and return the model; a given one is trained in place.
 
     A training that the config has come first goes to `out/start`, unless the options have an `init`. Their `max_steps`
     stops early without changing the schedule; None is returned if the start is not finished by then. Resuming later
@@ -133,7 +135,7 @@ def train(config: Config, dataset: Dataset, out: Path, options: RunOptions | Non
     config = settle_precision(config, out, torch.device(options.device))
     with ExitStack() as held:
         chain = open_chain(held, config, dataset, out, options)
-        for link in chain:  # settings that are refused leave nothing behind
+        for link in chain if model is None else ():  # settings that are refused leave nothing behind
             make_state(link.config, dataset, torch.device("cpu"), None if link.run["init"] == START else link.init)
         board = _tensorboard() if options.tensorboard else None
         for link in chain:
@@ -147,7 +149,7 @@ def train(config: Config, dataset: Dataset, out: Path, options: RunOptions | Non
                 if options.max_steps is not None:
                     last_step = min(last_step, max(0, options.max_steps - link.before))
                 writer = board(str(out / "tensorboard")) if board is not None and not left else None
-                model, step = _train_link(link, dataset, options, last_step, stop, writer)
+                trained, step = _train_link(link, dataset, options, last_step, stop, (model, writer))
                 if step < link.total_steps or stop.number is not None:
                     break
             done = link.before + step
@@ -155,16 +157,17 @@ def train(config: Config, dataset: Dataset, out: Path, options: RunOptions | Non
                 write_json(later.out / RUN_FILE, later.run | later.progress(0, done))
     if stop.number is not None:
         raise Stopped(stop.number, f"stopped after {done} of {chain[-1].before + chain[-1].total_steps} steps")
-    return None if left else model
+    return None if left else trained
 
 
 def _train_link(
-    link: Link, dataset: Dataset, options: RunOptions, last_step: int, stop: Stop, writer: Any
+    link: Link, dataset: Dataset, options: RunOptions, last_step: int, stop: Stop, given: tuple[MT3Model | None, Any]
 ) -> tuple[MT3Model, int]:
     """Train until `last_step`, or until asked to stop, and save; returns the model and after which step it is."""
     config, out, steps_per_epoch, total_steps = link.config, link.out, link.steps_per_epoch, link.total_steps
     device = torch.device(options.device)
-    state = make_state(config, dataset, device, link.init)
+    own, writer = given
+    state = make_state(config, dataset, device, link.init, own)
     start, seconds = 0, 0.0
     if link.found is not None:
         start, tensors, seconds = link.found
@@ -211,6 +214,9 @@ def _train_link(
     if step > saved:
         _save(link, state, step, seconds)
     model = finished_model(state)
+    if own is not None and model is not own:
+        own.load_state_dict(model.state_dict())
+        model = own
     save_model(model, out)
     told = link.run | link.progress(step, link.before + step) | {"seconds": round(seconds, 3)}
     write_json(out / RUN_FILE, told)

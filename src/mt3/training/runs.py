@@ -38,6 +38,7 @@ class RunOptions:
     init: Path | None = None  # a run whose weights it begins with, instead of its config's start
     data_dir: Path | None = None  # noted down, for evaluating later
     label: str = ""  # what a study calls this variant; the reference has none
+    network: str = ""  # what the network is called, if it is not the config's
     tensorboard: bool = False
     log_every: int = 5  # steps from one line of metrics to the next
     checkpoint_every: int = 100  # steps from one checkpoint to the next
@@ -156,7 +157,7 @@ def about_run(run: dict[str, Any], where: Path) -> dict[str, Any] | None:
     return dict(about)  # type: ignore[arg-type]
 
 
-def _about(config: Config, init: str | None, label: str) -> dict[str, Any]:
+def _about(config: Config, init: str | None, options: RunOptions) -> dict[str, Any]:
     """The training in the words of a protocol; `epochs` are those of the whole chain, as far as it is known."""
     epochs = [config.epochs]
     first = start_config(config) if init == START else None
@@ -169,9 +170,9 @@ def _about(config: Config, init: str | None, label: str) -> dict[str, Any]:
         "method": config.method,
         "preset": config.preset,
         "seed": config.seed,
-        "label": label,
+        "label": options.label,
         "epochs": epochs,
-        "network": f"resnet{config.depth}x{config.width}",
+        "network": options.network or f"resnet{config.depth}x{config.width}",
         "overrides": departures(config),
     }
 
@@ -225,7 +226,7 @@ def check_run(out: Path, config: Config, options: RunOptions) -> dict[str, Any]:
         # its model, if it has one, stays as it is until there is another
         run |= {key: old[key] for key in ("init", "step", "total_steps", "about", "seconds", "images") if key in old}
     data_dir = None if options.data_dir is None else str(options.data_dir.resolve())
-    return {"about": _about(config, run["init"], options.label)} | run | {"data_dir": data_dir}
+    return {"about": _about(config, run["init"], options)} | run | {"data_dir": data_dir}
 
 
 def _name_init(init: Path) -> str:

@@ -11,9 +11,10 @@ from torch import Tensor
 from mt3.config.config import Config
 from mt3.data import Dataset
 from mt3.models.call import Params
-from mt3.models.classifier import MT3Model, refuse_batch_norm
+from mt3.models.classifier import MT3Model
 from mt3.models.store import load
 from mt3.networks.init import INITS
+from mt3.networks.norms import refuse_training_statistics
 from mt3.objectives.augment import seeded_generator
 from mt3.support.errors import InputError
 
@@ -46,12 +47,17 @@ def build_model(config: Config, dataset: Dataset) -> MT3Model:
     return model
 
 
-def make_state(config: Config, dataset: Dataset, device: torch.device, init: Path | None = None) -> State:
-    """The state before the first step; `init` gives a run whose weights are taken over where names and shapes fit."""
-    model = build_model(config, dataset)
+def make_state(
+    config: Config, dataset: Dataset, device: torch.device, init: Path | None = None, model: MT3Model | None = None
+) -> State:
+    """The state before the first step, of the config's network or of a given model.
+
+    `init` gives a run whose weights are taken over where names and shapes fit.
+    """
+    model = build_model(config, dataset) if model is None else model.eval()
     if init is not None:
         take_weights(model, load(init), init)
-    refuse_batch_norm(model)
+    refuse_training_statistics(model)
     model.to(device)
     optimizer = torch.optim.SGD(
         parameter_groups(model, config), lr=config.lr, momentum=config.momentum, nesterov=config.nesterov
