@@ -95,6 +95,8 @@ class Late(nn.Module):
 class ResNet(nn.Module):
     """6n+2 layers in three stages of `width`, twice and four times as many filters."""
 
+    stacks = True
+
     def __init__(self, depth: int, width: int, groups: int) -> None:
         super().__init__()
         self.shape = ((depth - 2) // 6, width, groups)

@@ -52,7 +52,7 @@ def gradient_of_step(
     Each thread holds the graph of one stack of tasks, which is freed before its next; large networks have stacks of one
     task. The one batch of cross-entropy or joint training has all threads for each operation.
     """
-    parameters = list(state.model.parameters())
+    parameters = [p for p in state.model.parameters() if p.requires_grad]
 
     def stack_gradient(numbers: Sequence[int]) -> tuple[Sequence[Tensor | None], dict[str, Tensor]]:
         tasks = [draw_step_task(images, labels, config, step, number) for number in numbers]

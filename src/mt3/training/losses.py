@@ -25,7 +25,7 @@ class Loss(NamedTuple):
 
 def ce_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
     """Cross-entropy alone."""
-    logits = state.model(task.images)
+    logits = call(state.model, parameters_of(state.model), task.images, heads=False).logits
     loss = _cross_entropy(logits, task.labels, config)
     return Loss(loss, {"ce": loss, "accuracy_before": _accuracy(logits, task.labels)})
 
@@ -63,7 +63,8 @@ def meta_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
     metrics["accuracy_after"] = _accuracy(logits, task.labels)
     if log or config.anchor:
         with torch.set_grad_enabled(bool(config.anchor)):
-            before = model(task.images.flatten(0, -4)).view_as(logits)
+            images = task.images.flatten(0, -4)
+            before = call(model, parameters_of(model), images, heads=False).logits.view_as(logits)
         metrics["accuracy_before"] = _accuracy(before, task.labels)
     if config.anchor:
         metrics["ce_before"] = _cross_entropy(before, task.labels, config)
