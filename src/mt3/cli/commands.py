@@ -23,16 +23,8 @@ if TYPE_CHECKING:
     from mt3.models.classifier import MT3Model
 
 # arguments of `mt3 train` that are fields of `RunOptions`
-RUN_OPTIONS = (
-    "max_steps",
-    "resume",
-    "init",
-    "tensorboard",
-    "data_dir",
-    "log_every",
-    "checkpoint_every",
-    "snapshot_every",
-)
+RUN_OPTIONS = ["max_steps", "resume", "init", "tensorboard", "recompute", "data_dir"]
+RUN_OPTIONS += ["log_every", "checkpoint_every", "snapshot_every"]
 
 
 def _overrides(args: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:

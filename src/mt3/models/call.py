@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mt3.models.classifier import MT3Model
-from mt3.networks.attention import plain_attention
+from mt3.networks.attention import PLAIN_ATTENTION
 from mt3.networks.bind import bind
 from mt3.objectives.objective import Outputs
 
@@ -30,7 +30,7 @@ def call(model: MT3Model, params: Mapping[str, Tensor], images: Tensor, heads: b
     Images are (N, 3, H, H); with stacked parameters (S, N, 3, H, H), and the outputs are stacked, too.
     """
     if images.dim() == 4:
-        with nullcontext() if model.stacks else plain_attention():
+        with PLAIN_ATTENTION if torch.is_grad_enabled() and not model.stacks else nullcontext():
             return bind(model, params).outputs(images, heads)
     if model.stacks:
         return bind(model, params).outputs(images.transpose(0, 1).flatten(1, 2), heads)  # (N, S 3, H, H)

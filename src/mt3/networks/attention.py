@@ -1,35 +1,32 @@
 """Attention that can be differentiated twice."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
-import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-_LOCK = threading.Lock()
-_USERS = 0
-_HELD = ExitStack()
 
+class PlainAttention:
+    """Within it attention is computed by PyTorch's plain operations: its fused ones have no second derivative.
 
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Compute attention by PyTorch's plain operations where gradients are wanted: its fused ones have no second.
-
-    The choice is the whole process's, so that the first thread makes it and the last one takes it back.
+    PyTorch's choice is the whole process's, so that the first thread in makes it and the last one out takes it back. It
+    can be entered any number of times.
     """
-    global _USERS
-    if not torch.is_grad_enabled():
-        yield
-        return
-    with _LOCK:
-        if not _USERS:
-            _HELD.enter_context(sdpa_kernel(SDPBackend.MATH))
-        _USERS += 1
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _USERS -= 1
-            if not _USERS:
-                _HELD.close()
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._choice = threading.Lock(), 0, ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._choice.enter_context(sdpa_kernel(SDPBackend.MATH))
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._choice.close()
+
+
+PLAIN_ATTENTION = PlainAttention()

@@ -57,9 +57,9 @@ def refuse_what_bind_misses(module: nn.Module, images: Tensor) -> None:
 
 
 REFUSED = (
-    "The network cannot be called with other weights than its own: some layer keeps its weights in a list, as recurrent "
-    "layers do, has a forward stored on the instance, or answers at random; take the plain module, without hooks and "
-    "compilation, and use other layers there"
+    "The network cannot be called with other weights than its own: some layer keeps its weights in a list, as "
+    "recurrent layers do, has a forward stored on the instance, or answers at random; take the plain module, without "
+    "hooks and compilation, and use other layers there"
 )
 
 

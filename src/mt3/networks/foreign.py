@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from mt3.networks.bind import refuse_what_bind_misses
-from mt3.networks.recompute import recomputed
 from mt3.support.errors import InputError
 
 SIZES = (32, 48, 64, 96, 128, 224, 256, 384, 512)  # pixels that a dry pass tries, where none are given
@@ -48,13 +47,8 @@ class Pooled(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self.recompute = False
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = recomputed(self._features, images) if self.recompute else self._features(images)
-        return features
-
-    def _features(self, images: Tensor) -> Tensor:
         return as_features(self.module(images))
 
 

@@ -18,8 +18,9 @@ from mt3.evaluation.protocol import Protocol, TestImages
 from mt3.models.classifier import MT3Model
 from mt3.models.store import load, read_run
 from mt3.reporting.figures import draw_examples
-from mt3.reporting.summary import interval, result_table
+from mt3.reporting.summary import interval
 from mt3.results.facts import Evaluation
+from mt3.results.show import result_table
 from mt3.results.statistics import Difference, paired_gain
 from mt3.support.errors import InputError
 from mt3.support.files import RUN_FILE, read_json

@@ -57,6 +57,6 @@ def _require_objective(model: MT3Model, config: Config | None) -> None:
         if config.objective not in (None, model.adaptation.objective):
             raise InputError(
                 f"The method {config.method} trains {config.objective}, the model has "
-                f"{model.adaptation.objective or 'no objective'}; choose another method, or make the model with that one."
+                f"{model.adaptation.objective or 'no objective'}; choose another method, or make the model with it."
             )
         config = start_config(config)

@@ -29,6 +29,7 @@ class State:
     optimizer: torch.optim.SGD
     ema: Params | None  # moving average that gives the targets of joint training, or of the inner loss
     average: Params | None = None  # of the weights over the steps; becomes the finished model
+    recompute: bool = False  # inner steps twice instead of keeping their graph; not part of a checkpoint
 
 
 def build_model(config: Config, dataset: Dataset) -> MT3Model:
