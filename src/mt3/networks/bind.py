@@ -5,7 +5,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from mt3.support.errors import InputError
 
@@ -40,26 +39,36 @@ def _twin(module: Module, replaced: dict[int, Tensor], made: dict[int, nn.Module
 def refuse_what_bind_misses(module: nn.Module, images: Tensor) -> None:
     """Raise if a twin with other weights does not compute what the module would with these.
 
-    A `forward` stored on an instance and weights in plain lists lead back to the module itself. PyTorch's
-    `functional_call`, which swaps the weights inside the module, serves as the measure; the module is in eval mode.
+    A `forward` stored on an instance and weights in plain lists lead back to the module itself. The measure is the
+    module, which gets the other weights for one pass; it is in eval mode.
     """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        other = {name: _another(p, generator) for name, p in module.named_parameters()}
-        wanted: Tensor = functional_call(module, other, (images,))
-        moved = (wanted - module(images)).abs().amax()
+        own = {name: p.data for name, p in module.named_parameters()}
+        other = {name: _another(p, generator) for name, p in own.items()}
+        before: Tensor = module(images)
+        try:
+            _set(module, other)
+            wanted: Tensor = module(images)
+        finally:
+            _set(module, own)
         try:
             error = (bind(module, other)(images) - wanted).abs().amax()
         except (RuntimeError, AttributeError, TypeError) as problem:  # such as a compiled network's
             raise InputError(f"{REFUSED} ({str(problem).splitlines()[0]}).") from None
-        if not error <= CLOSE * moved:
+        if not error <= CLOSE * (wanted - before).abs().amax():
             raise InputError(f"{REFUSED}.")
 
 
+def _set(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    for name, p in module.named_parameters():
+        p.data = values[name]
+
+
 REFUSED = (
-    "The network cannot be called with other weights than its own: some layer keeps its weights in a list, as "
-    "recurrent layers do, has a forward stored on the instance, or answers at random; take the plain module, without "
-    "hooks and compilation, and use other layers there"
+    "The network cannot be called with other weights than its own: some layer keeps weights or layers in a plain list, "
+    "has a forward stored on the instance, or answers at random; take the plain module, without hooks and compilation, "
+    "and register its layers (nn.ModuleList)"
 )
 
 
