@@ -20,8 +20,8 @@ test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 
 # how fast it is beside its peers, as ratios within one run; `python -m benchmarks --help` has the parts

@@ -47,9 +47,13 @@ def prepare(setting: Setting) -> tuple[MT3Model, Tensor]:
     return model.eval(), torch.randint(256, shape, generator=seeded_generator("images"), dtype=torch.uint8)
 
 
-def our_answer(setting: Setting) -> Callable[[], Tensor]:
-    """A call that adapts to every image with this package and gives their logits."""
+def our_answer(setting: Setting, stacks: bool = True) -> Callable[[], Tensor]:
+    """A call that adapts to every image with this package and gives their logits.
+
+    Without `stacks` members are called one after the other, as those of a network that is not ours.
+    """
     model, images = prepare(setting)
+    model.stacks = stacks
     adapter = Adapter(model)
     return lambda: adapter(images)
 
@@ -73,6 +77,7 @@ def bench_adapt(setting: Setting, rounds: int = 5, scaling: bool = False) -> dic
     found, absent = peers.load_peers(peers.ADAPT)
     calls = {OURS: our_answer(setting)}
     calls |= {name: peer_answer(setting, adapt) for name, adapt in found.items()}
+    calls[f"{OURS} loop"] = our_answer(setting, stacks=False)
     rounded = f"{OURS} bfloat16"
     calls[rounded] = our_answer(replace(setting, precision="bfloat16"))
     exact = calls[OURS]()

@@ -15,7 +15,7 @@ from benchmarks.peers import load_peers
 from benchmarks.timing import OURS, alternate, compared, spread
 from benchmarks.words import absent_words, spread_cell
 from mt3.objectives.augment import make_views, seeded_generator
-from mt3.reporting.tables import Cell, Line, Table, markdown
+from mt3.results.tables import Cell, Line, Table, markdown
 from mt3.support.errors import InputError
 
 Augment = Callable[[Tensor], Tensor]

@@ -13,7 +13,7 @@ from benchmarks.words import spread_cell
 from mt3.config.config import make_config
 from mt3.data import Dataset
 from mt3.models.classifier import MT3Model
-from mt3.reporting.tables import Cell, Line, Table, markdown
+from mt3.results.tables import Cell, Line, Table, markdown
 from mt3.training.loop import apply_gradient, gradient_of_step
 from mt3.training.state import make_state
 

@@ -15,7 +15,7 @@ from benchmarks.words import range_words
 from mt3.corruptions import PAPER, apply, available, parameter_set
 from mt3.corruptions.write import check_severities, library_versions
 from mt3.data.dataset import Dataset
-from mt3.reporting.tables import Cell, Line, Table, markdown
+from mt3.results.tables import Cell, Line, Table, markdown
 from mt3.support.errors import InputError, name_list
 
 

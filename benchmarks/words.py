@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.timing import Spread
-from mt3.reporting.tables import Cell, Line, Table, markdown
+from mt3.results.tables import Cell, Line, Table, markdown
 
 CHECKS = {  # how a candidate's answer was compared with ours
     "gradient_error": "gradient differs by {:.1e}",

@@ -9,8 +9,8 @@ import numpy as np
 from mt3.config.config import make_config
 from mt3.reporting.collect import collect
 from mt3.reporting.page import report_sections, tables_in
-from mt3.reporting.tables import Table
 from mt3.results.statistics import pack_correct
+from mt3.results.tables import Table
 
 Rows = dict[str, dict[str, float]]  # row -> corruption -> accuracy
 

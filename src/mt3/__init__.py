@@ -13,6 +13,7 @@ from mt3.support.errors import InputError
 from mt3.support.version import __version__
 
 if TYPE_CHECKING:
+    from mt3 import corruptions, data
     from mt3.adaptation.adapter import Adapter, Comparison
     from mt3.config.adaptation import Adaptation
     from mt3.evaluation.python import evaluate
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from mt3.networks.norms import convert_batchnorm
     from mt3.results import Evaluation
     from mt3.training.python import train
+    from mt3.training.runs import RunOptions
 
 _HOMES = {
     "Adaptation": "mt3.config.adaptation",
@@ -29,6 +31,7 @@ _HOMES = {
     "Comparison": "mt3.adaptation.adapter",
     "Evaluation": "mt3.results",
     "MT3Model": "mt3.models.classifier",
+    "RunOptions": "mt3.training.runs",
     "add_objective": "mt3.models.wrap",
     "convert_batchnorm": "mt3.networks.norms",
     "evaluate": "mt3.evaluation.python",
@@ -38,7 +41,24 @@ _HOMES = {
 }
 _ROOMS = ("corruptions", "data")
 
-__all__ = [*_HOMES, *_ROOMS, "InputError", "__version__"]
+__all__ = [
+    "Adaptation",
+    "Adapter",
+    "Comparison",
+    "Evaluation",
+    "InputError",
+    "MT3Model",
+    "RunOptions",
+    "__version__",
+    "add_objective",
+    "convert_batchnorm",
+    "corruptions",
+    "data",
+    "evaluate",
+    "features_of",
+    "load",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

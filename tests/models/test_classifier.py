@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import mt3
 import reference
 from mt3.config.config import make_config
 from mt3.data import load_digits
-from mt3.models.classifier import count_parameters, refuse_batch_norm
+from mt3.models.classifier import count_parameters
 from mt3.training.state import build_model
 
 
@@ -100,7 +99,6 @@ def test_uint8_and_float_images_are_the_same():
         ({"backbone": "resnet1202x512"}, "at most 1000000000 weights, got resnet1202x512"),
         ({"hidden": 65536, "projection": 65536}, "at most 1000000000 weights"),
         ({"objective": "simclr"}, "Unknown objective 'simclr': expected one of byol, rotation, none"),
-        ({"hidden": 0}, "shares the hidden layer"),
         ({"backbone": "resnet8x12g5"}, "width that 5 groups divide, got 12"),
         ({"num_classes": 1}, "num_classes to be a whole number from 2 to 100000, got 1"),
         ({"size": 15}, "size to be a whole number from 16 to 512, got 15"),
@@ -115,12 +113,6 @@ def test_uint8_and_float_images_are_the_same():
 def test_bad_models_are_refused(arguments, message):
     with pytest.raises(mt3.InputError, match=message):
         mt3.MT3Model(**({"num_classes": 10} | arguments))
-
-
-def test_batch_norm_is_refused_with_a_reason():
-    with pytest.raises(mt3.InputError, match=r"\(1\).*statistics are that image's"):
-        refuse_batch_norm(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
-    refuse_batch_norm(mt3.MT3Model("resnet8x4", 10))
 
 
 def test_the_authors_baseline_has_no_bias_before_its_classes():

@@ -77,7 +77,7 @@ def test_every_number_of_a_config_is_bounded(tmp_path, field, value, low, high):
         assert str(error.value).endswith(f"number from {low} to {high}, got {value}.")
     for bounded, bounds in ((mt3.MT3Model.__init__, mt3.MT3Model.LIMITS), (mt3.Adaptation, BOUNDS)):
         hints = get_type_hints(bounded)
-        assert {name for name, hint in hints.items() if hint in (int, float, float | None)} == bounds.keys()
+        assert {name for name, hint in hints.items() if hint in (int, int | None, float, float | None)} == bounds.keys()
 
 
 def test_a_config_of_endless_lists_is_no_json(tmp_path):

@@ -7,7 +7,7 @@ from PIL import Image
 from mt3.config.methods import ROWS
 from mt3.reporting.figures import COLOURS, draw_bars, draw_corruptions, draw_examples
 from mt3.reporting.page import write_report
-from mt3.reporting.tables import Cell
+from mt3.results.tables import Cell
 from mt3.support.errors import InputError
 
 

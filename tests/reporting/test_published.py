@@ -11,7 +11,7 @@ from mt3.config.methods import ROWS
 from mt3.reporting import published as paper
 from mt3.reporting.accuracy import published_tables
 from mt3.reporting.published import published_table, training_curve
-from mt3.reporting.tables import Table, csv_text, latex, markdown
+from mt3.results.tables import Table, csv_text, latex, markdown
 
 # the lines of the paper's tables, * for bold
 CIFAR10 = """

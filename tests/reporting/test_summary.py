@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from evaluations import UNFINISHED, Rows, keep_answers, make_evaluation, write
-from mt3.reporting.summary import evaluation_summary, interval, result_table
+from mt3.reporting.summary import evaluation_summary, interval
 from mt3.results import Difference, Evaluation, read_evaluation
+from mt3.results.show import result_table
 
 ROWS: Rows = {"before": {"fog": 40.0, "snow": 50.0}, "after": {"fog": 50.1, "snow": 60.9}}
 CONTROLS: Rows = {"clean_other": {"fog": 45.0, "snow": 54.0}, "same_corruption": {"fog": 46.0, "snow": 52.0}}

@@ -245,7 +245,8 @@ class Adapter(nn.Module):
         with torch.no_grad():
             logits = inner.outputs.logits
             if draw.first.plain is not None:
-                logits = model(draw.first.plain.flatten(0, 1)).view(*draw.first.plain.shape[:2], -1)
+                plain = draw.first.plain.flatten(0, 1)
+                logits = call(model, parameters_of(model), plain, False).logits.view(*draw.first.plain.shape[:2], -1)
             average = logits.softmax(-1).mean(1)
         params = {name: p.detach() for name, p in inner.params.items()}
         return Adapted(params, draw.first, inner, average)

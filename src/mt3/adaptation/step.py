@@ -40,7 +40,9 @@ def inner_step(
     step stays differentiable, so that the meta-gradient is exact. Losses (S,) of stacked parameters give each member
     its own step.
     """
-    gradients = torch.autograd.grad(loss.sum(), [params[name] for name in names], create_graph=second_order)
+    adapted = [params[name] for name in names]
+    # weights that a network of any kind does not use have a gradient of 0
+    gradients = torch.autograd.grad(loss.sum(), adapted, create_graph=second_order, materialize_grads=True)
     clipped, norm = clip_gradients(gradients, adaptation.clip, adaptation.clip_each, stacked=loss.dim() == 1)
     lr = adaptation.lr
     return params | {name: params[name] - lr * g for name, g in zip(names, clipped, strict=True)}, norm

@@ -146,6 +146,8 @@ def predict_command(args: argparse.Namespace) -> None:
     from mt3.models.store import load
 
     model = load(args.model)
+    if model.size is None:
+        raise InputError(f"{args.model} takes images of any size, and does not say to which to scale them.")
     with silent_readers():
         read = [read_image(path, model.size) for path in args.images]
     model = model.to(set_up(args))

@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--log-every", type=count, metavar="N", help="steps from one line of metrics to the next")
     train.add_argument("--checkpoint-every", type=count, metavar="N", help="steps from one checkpoint to the next")
     train.add_argument("--snapshot-every", type=count, metavar="N", help="keep the model every so many steps, too")
+    train.add_argument("--recompute", action="store_true", help="keep fewer activations: less memory, more time")
     train.add_argument("--tensorboard", action="store_true", help="also log for TensorBoard (an extra)")
     compute_arguments(train)
     train.set_defaults(run=commands.train_command)

@@ -45,6 +45,6 @@ def evaluate(
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="mt3-"))) if out is None else None
         file = folder / "evaluation.json" if folder is not None else Path(str(out))
-        found = evaluate_images(model, TestImages(as_dataset(data)), protocol, file)
+        found = evaluate_images(model, TestImages(as_dataset(data, model.size)), protocol, file)
         found.correct("before", severity=0)  # read whole before the folder goes
     return found

@@ -1,23 +1,22 @@
 """The only place where a network meets other parameters than its own.
 
 `call` never changes the model, so any number of threads may call one. It has two ways for stacked parameters (S, ...):
-our own layers compute the whole stack at once; any other network is called for one member after the other. Whatever mode
-the model is in, it is called as in `eval()`: dropout is off, statistics of batch normalisation are frozen.
+our own layers compute the whole stack at once; any other network is called for one member after the other. Whatever
+mode the model is in, it is called as in `eval()`: dropout is off, statistics of batch normalisation are frozen.
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mt3.models.classifier import MT3Model
+from mt3.networks.attention import PLAIN_ATTENTION
+from mt3.networks.bind import bind
 from mt3.objectives.objective import Outputs
 
 Params = dict[str, Tensor]
-Module = TypeVar("Module", bound=nn.Module)
 
 
 def parameters_of(model: nn.Module) -> Params:
@@ -31,7 +30,7 @@ def call(model: MT3Model, params: Mapping[str, Tensor], images: Tensor, heads: b
     Images are (N, 3, H, H); with stacked parameters (S, N, 3, H, H), and the outputs are stacked, too.
     """
     if images.dim() == 4:
-        with _twice_differentiable(model):
+        with PLAIN_ATTENTION if torch.is_grad_enabled() and not model.stacks else nullcontext():
             return bind(model, params).outputs(images, heads)
     if model.stacks:
         return bind(model, params).outputs(images.transpose(0, 1).flatten(1, 2), heads)  # (N, S 3, H, H)
@@ -40,34 +39,6 @@ def call(model: MT3Model, params: Mapping[str, Tensor], images: Tensor, heads: b
     return Outputs(torch.stack([m.logits for m in members]), found)
 
 
-def _twice_differentiable(model: MT3Model) -> AbstractContextManager[None]:
-    """Fused attention has no second derivative; PyTorch's plain one does."""
-    if model.stacks or not torch.is_grad_enabled():
-        return nullcontext()
-    return sdpa_kernel(SDPBackend.MATH)
-
-
 def stack_params(params: Params, count: int) -> Params:
     """The same parameters `count` times, as a stack; no copy."""
     return {name: p.expand(count, *p.shape) for name, p in params.items()}
-
-
-def bind(model: Module, params: Mapping[str, Tensor]) -> Module:
-    """A twin of the model that has these parameters and shares the rest; tied weights stay tied."""
-    replaced = {id(p): params[name] for name, p in model.named_parameters() if name in params}
-    return _twin(model, replaced, {})
-
-
-def _twin(module: Module, replaced: dict[int, Tensor], made: dict[int, nn.Module]) -> Module:
-    if id(module) in made:
-        return made[id(module)]  # type: ignore[return-value]
-    twin = made[id(module)] = object.__new__(type(module))
-    twin.__dict__.update(module.__dict__)
-    twin.__dict__["training"] = False
-    twin.__dict__["_parameters"] = {
-        name: None if p is None else replaced.get(id(p), p) for name, p in module._parameters.items()
-    }
-    twin.__dict__["_modules"] = {
-        name: None if child is None else _twin(child, replaced, made) for name, child in module._modules.items()
-    }
-    return twin

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mt3.config.adaptation import Adaptation, adaptation_from_dict
 from mt3.models.weightfile import read_weights
 from mt3.networks.backbone import MAX_WEIGHTS, as_backbone
+from mt3.networks.foreign import Pooled
 from mt3.networks.layers import Conv2d, GroupNorm, Linear
 from mt3.objectives.augment import as_float
 from mt3.objectives.objective import Outputs
@@ -63,7 +64,7 @@ class MT3Model(
         classes: list[str] | None = None,  # names, for people
         adaptation: Adaptation | None = None,  # none: the paper's
         precision: str = "float32",  # of the forward pass; "bfloat16" by autocast, with outputs in the weights' type
-        normalisation: Sequence[Sequence[float]] | None = None,  # mean and deviation of each channel, taken off after views
+        normalisation: Sequence[Sequence[float]] | None = None,  # means and deviations of channels, applied after views
     ) -> None:
         super().__init__()
         adaptation = Adaptation(objective) if adaptation is None else adaptation
@@ -92,16 +93,16 @@ class MT3Model(
         self.classify = Linear(hidden or features, num_classes, bias=paper or self.objective is not None)
         self.heads = None if self.objective is None else self.objective.heads(self.backbone, hidden, projection)
         self.adapted_names(adaptation.layers)  # refuses what could not change an answer
-        self.stacks = all(
-            isinstance(module, Conv2d | GroupNorm | Linear) for module in self.modules() if module._parameters
-        )
+        ours = (Conv2d, GroupNorm, Linear)
+        self.stacks = self.backbone.stacks and all(isinstance(m, ours) for m in self.modules() if m._parameters)
         if isinstance(backbone, str):
             self.float()  # whatever the caller's default: `double()` and the like come after
             self.reset_parameters()
         else:
-            self._reset(module for child in (self.hidden, self.classify, self.heads) if child for module in child.modules())
-            self.to(next(self.backbone.parameters(), torch.zeros(())))
-            self._hub_mixin_config = dict(self._hub_mixin_config or {}) | {"backbone": None}  # to be given when loading
+            for part in (self.hidden, self.classify, self.heads):
+                self._reset([] if part is None else part.modules())
+            self.to(next(backbone.parameters(), torch.zeros(())))
+            self._note(backbone=None)  # to be given again when loading
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Glorot-uniform weights, zero biases and plain norms, as the authors' code; drawn from the generator."""
@@ -149,8 +150,13 @@ class MT3Model(
     @property
     def name(self) -> str:
         """What a report calls the network."""
-        inner = getattr(self.backbone.early, "module", self.backbone)
-        return type(inner).__name__
+        return type(self.backbone if self.foreign is None else self.foreign).__name__
+
+    @property
+    def foreign(self) -> nn.Module | None:
+        """The module that was given as a backbone; none for one of ours."""
+        early = self.backbone.early
+        return early.module if isinstance(early, Pooled) else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -169,7 +175,12 @@ class MT3Model(
             )
         self.adapted_names(adaptation.layers)  # refuses what could not change an answer
         self.adaptation = adaptation
-        self._hub_mixin_config = dict(self._hub_mixin_config or {}) | {"adaptation": adaptation.to_dict()}
+        self._note(adaptation=adaptation.to_dict())
+
+    def _note(self, **values: Any) -> None:
+        """What config.json will say."""
+        told: Any = self._hub_mixin_config
+        self._hub_mixin_config = dict(told or {}) | values
 
     def adapted_names(self, layers: str) -> tuple[str, ...]:
         """The parameters that adapt: of those that feed the objective's loss, what `layers` says."""
@@ -186,7 +197,9 @@ class MT3Model(
         if layers == "norm":
             norms = tuple(f"{name}." for name, module in self.named_modules() if isinstance(module, NORMS))
             names = [name for name in names if name.startswith(norms)]
-        return tuple(names)
+        own = dict(self.named_parameters())
+        # frozen weights stay as they are, unless all are frozen: then the model just is not to be trained
+        return tuple([name for name in names if own[name].requires_grad] or names)
 
     def check_images(self, images: Tensor) -> Tensor:
         """Require a tensor (N, 3, size, size), uint8 or float in [0, 1]."""
@@ -232,7 +245,8 @@ def _check_normalisation(given: Sequence[Sequence[float]]) -> tuple[tuple[float,
     """Three means and three deviations above 0, of images in [0, 1]."""
     try:
         mean, deviation = (tuple(float(v) for v in part) for part in given)
-        fits = len(mean) == len(deviation) == 3 and all(abs(v) < 1e3 for v in mean) and all(0 < v < 1e3 for v in deviation)
+        within = all(abs(v) < 1e3 for v in mean) and all(0 < v < 1e3 for v in deviation)
+        fits = len(mean) == len(deviation) == 3 and within
     except (TypeError, ValueError):
         fits = False
     if not fits:

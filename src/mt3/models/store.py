@@ -162,7 +162,7 @@ def find_model(path: str | Path) -> Path:
 def load(path: str | Path, backbone: nn.Module | None = None) -> MT3Model:
     """The model of a finished run: a run's directory, one written by `save_pretrained`, or a shipped model's name.
 
-    A model with a backbone of your own is loaded with that module given again; its weights are set.
+    A model with a backbone of your own is loaded with that module given again, whose weights are set.
     """
     directory = find_model(path)
     if not directory.is_dir():
@@ -175,13 +175,16 @@ def load(path: str | Path, backbone: nn.Module | None = None) -> MT3Model:
         hint = "the run is not finished, continue it with --resume" if (directory / RUN_FILE).exists() else "no model"
         raise InputError(f"{directory} has no {name_list(missing)}: {hint}.")
     config = _model_config(directory / "config.json")
-    if (config.get("backbone", backbone) is None) != (backbone is not None):
+    foreign = "backbone" in config and config["backbone"] is None
+    if foreign and backbone is None:
         raise InputError(
-            f"The model in {directory} has a backbone of its own; give the module as mt3.load(path, backbone=...)."
-            if backbone is None
-            else f"The model in {directory} has the backbone {config['backbone']}; leave out backbone."
+            f"The model in {directory} has a backbone of your own; give the module as mt3.load(path, backbone=...)."
         )
     if backbone is not None:
+        if not foreign:
+            raise InputError(
+                f"The model in {directory} has one of our backbones, {config.get('backbone')}; leave out backbone."
+            )
         model = MT3Model(**(config | {"backbone": backbone}))
         model.load_state_dict(read_weights(directory / "model.safetensors", model))
         return model.eval()
@@ -209,7 +212,8 @@ def _model_config(path: Path) -> dict[str, Any]:
         except InputError as error:
             raise InputError(f"{path} does not describe a model: {error}") from error
     for key, value in config.items():
-        if not _fits(value, hints[key]):
+        foreign = key == "backbone" and value is None
+        if not foreign and not _fits(value, hints[key]):
             raise InputError(f"{path}: expected {key} to be {hints[key]}, got {value!r}; the file is damaged.")
     return config
 

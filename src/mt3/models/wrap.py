@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from mt3.config.adaptation import Adaptation
 from mt3.models.classifier import MT3Model
 from mt3.networks.foreign import Foreign
+from mt3.networks.layers import Linear
 from mt3.networks.norms import refuse_training_statistics
 from mt3.support.errors import InputError
 
@@ -51,7 +52,8 @@ def add_objective(
         adaptation=adaptation,
         normalisation=normalisation,
     )
-    model.classify = layer
+    model.classify = Linear(layer.in_features, layer.out_features, bias=layer.bias is not None).to(layer.weight)
+    model.classify.load_state_dict(layer.state_dict())
     _require_same_logits(model, classifier, backbone.size)
     return model.eval()
 
@@ -68,15 +70,18 @@ def _take_off(classifier: nn.Module, name: str) -> tuple[nn.Module, nn.Linear]:
         layer = twin.get_submodule(name)
     except AttributeError:
         raise InputError(f"The classifier has no module '{name}'; give the name of its class layer.") from None
-    if not isinstance(layer, nn.Linear):
-        raise InputError(f"Expected the class layer {name} to be an nn.Linear, got a {type(layer).__name__}.")
+    if type(layer) not in (nn.Linear, Linear):  # another one may compute something else
+        raise InputError(
+            f"Expected the class layer {name} to be an nn.Linear, got a {type(layer).__name__}; give another name."
+        )
+    assert isinstance(layer, nn.Linear)
     parent, _, child = name.rpartition(".")
     setattr(twin.get_submodule(parent), child, nn.Identity())
     return twin, layer
 
 
 def _last_linear(classifier: nn.Module) -> str:
-    names = [name for name, module in classifier.named_modules() if isinstance(module, nn.Linear)]
+    names: list[str] = [name for name, module in classifier.named_modules() if isinstance(module, nn.Linear)]
     if not names or not names[-1]:
         raise InputError("Expected a classifier whose last layer is an nn.Linear within it; give its name as features.")
     return names[-1]

@@ -19,6 +19,7 @@ class Backbone(Protocol):
     """Images (N, 3, H, H) to features (N, F): `late(early(images))`."""
 
     features: int  # F
+    stacks: bool  # whether its layers compute a stack of networks at once, as ours do
     early: nn.Module
     late: nn.Module
 
@@ -34,10 +35,12 @@ class Backbone(Protocol):
     def __call__(self, images: Tensor) -> Tensor: ...
 
 
-def as_backbone(backbone: str | nn.Module, size: int | None) -> Backbone:
+def as_backbone(backbone: str | nn.Module | None, size: int | None) -> Backbone:
     """One of ours by its name, or any module that maps images to features."""
     if isinstance(backbone, str):
         return make_backbone(backbone)
+    if backbone is None:
+        raise InputError("This model has a backbone of your own; load it with mt3.load(path, backbone=...).")
     if not isinstance(backbone, nn.Module):
         raise InputError(f"Expected a backbone's name or a module, got a {type(backbone).__name__}.")
     refuse_training_statistics(backbone)

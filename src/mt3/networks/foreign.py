@@ -1,25 +1,28 @@
 """Any module as a backbone: what it gives is made into features (N, F), and its size is found by a dry pass."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mt3.networks.recompute import recomputed
+from mt3.networks.bind import refuse_what_bind_misses
 from mt3.support.errors import InputError
 
 SIZES = (32, 48, 64, 96, 128, 224, 256, 384, 512)  # pixels that a dry pass tries, where none are given
 
 
 class Foreign(nn.Module):
-    """A module that maps images to features (N, F), to feature maps (N, F, H, W), which are pooled, or to an object with
-    `pooler_output`."""
+    """A module that maps images to features (N, F), to feature maps (N, F, H, W), which are pooled, or to an object
+    with `pooler_output`."""
+
+    stacks = False
 
     def __init__(self, module: nn.Module, size: int | None = None) -> None:
         super().__init__()
         self.early: nn.Module = Pooled(module)
         self.late: nn.Module = nn.Identity()
-        self.features, self.size, self._largest, self._kept = _dry_pass(self.early, size)
+        found = _measure(self.early, size)
+        self.features, self.size, self._largest, self._kept = found
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.early(images)
@@ -30,7 +33,7 @@ class Foreign(nn.Module):
         return nn.Identity()
 
     def largest(self, size: int) -> int:
-        """Values of the largest activation for an image of `size` pixels, measured at another size."""
+        """Values of the largest activation for an image of `size` pixels, from what was measured at another size."""
         return max(1, round(self._largest * (size / self.size) ** 2))
 
     def kept(self, size: int) -> int:
@@ -44,10 +47,9 @@ class Pooled(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self.recompute = False
 
     def forward(self, images: Tensor) -> Tensor:
-        return as_features(recomputed(self.module, images) if self.recompute else self.module(images))
+        return as_features(self.module(images))
 
 
 def as_features(found: Any) -> Tensor:
@@ -66,39 +68,54 @@ def as_features(found: Any) -> Tensor:
     return given
 
 
-def _dry_pass(module: nn.Module, size: int | None) -> tuple[int, int, int, int]:
-    """Features, the size in pixels that worked, and values of the largest activation and of all, for one image."""
+class Measured(NamedTuple):
+    """What a dry pass found."""
+
+    features: int
+    size: int  # pixels that worked
+    largest: int  # values of the largest activation of one image
+    kept: int  # values of all of them
+
+
+def _measure(module: nn.Module, size: int | None) -> Measured:
+    """Call the module with images of the size, or of the first size that works, in eval mode."""
     sizes, problem = (SIZES if size is None else (size,)), ""
-    for pixels in sizes:
-        counts: list[int] = []
-        modes = {part: part.training for part in module.modules()}
-        handles = [
-            part.register_forward_hook(lambda _m, _i, found: counts.append(_values(found)))
-            for part in module.modules()
-            if not any(True for _ in part.children())
-        ]
-        try:
-            first = next(module.parameters(), torch.zeros(()))
-            module.eval()
-            with torch.no_grad():
-                features = module(torch.zeros(2, 3, pixels, pixels, device=first.device, dtype=first.dtype))
-        except InputError:
-            raise
-        except (RuntimeError, ValueError, AssertionError, IndexError, TypeError) as error:
-            problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-            continue
-        finally:
-            for handle in handles:
-                handle.remove()
-            for part, mode in modes.items():
-                part.training = mode
-        counts.append(_values(features))
-        return features.shape[1], pixels, max(counts) // 2, sum(counts) // 2
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        for pixels in sizes:
+            try:
+                return _dry_pass(module, pixels)
+            except InputError:
+                raise
+            except Exception as error:  # a network may raise anything for a size that is not its own
+                problem = problem or (str(error).splitlines() or [type(error).__name__])[0]
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
     raise InputError(
         f"The backbone cannot be called with images (2, 3, {sizes[0]}, {sizes[0]}) ({problem}); give the size of its "
         "images, and a module that maps images to features."
     )
 
 
-def _values(found: Any) -> int:
-    return found.numel() if isinstance(found, Tensor) else 0
+def _dry_pass(module: nn.Module, pixels: int) -> Measured:
+    counts: list[int] = []
+
+    def count(_module: nn.Module, _inputs: Any, found: Any) -> None:
+        counts.append(found.numel() if isinstance(found, Tensor) else 0)
+
+    first = next(module.parameters(), torch.zeros(()))
+    images = torch.rand(2, 3, pixels, pixels, generator=torch.Generator().manual_seed(0))
+    images = images.to(first.device, first.dtype)
+    leaves = [part for part in module.modules() if not any(True for _ in part.children())]
+    handles = [part.register_forward_hook(count) for part in leaves]
+    try:
+        with torch.no_grad():
+            features: Tensor = module(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    refuse_what_bind_misses(module, images)
+    counts.append(features.numel())
+    return Measured(features.shape[1], pixels, max(counts) // 2, sum(counts) // 2)

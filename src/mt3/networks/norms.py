@@ -15,9 +15,9 @@ def refuse_training_statistics(module: nn.Module) -> None:
     for name, part in module.named_modules():
         if isinstance(part, BATCH_NORM) and (part.training or part.running_mean is None):
             raise InputError(
-                f"The network has batch normalisation ({name or type(part).__name__}) that would take its statistics from "
-                "the views of a single image, and keep a trace of them; call .eval() on a finished network, which freezes "
-                "them, or replace the layers by mt3.convert_batchnorm(module) and train."
+                f"The network has batch normalisation ({name or type(part).__name__}) that would take its statistics "
+                "from the views of a single image, and keep a trace of them; call .eval() on a finished network, which "
+                "freezes them, or replace the layers by mt3.convert_batchnorm(module) and train."
             )
 
 

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mt3.networks.layers import Conv2d, GroupNorm
-from mt3.networks.recompute import recomputed
 
 NORM_EPS = 1e-3  # the authors' code
 
@@ -27,12 +26,8 @@ class Block(nn.Module):
         self.conv2 = Conv2d(outputs, outputs, 3, padding=1)
         self.activated_shortcut = activated_shortcut
         self.extra_channels = outputs - inputs
-        self.recompute = False
 
     def forward(self, x: Tensor) -> Tensor:
-        return recomputed(self._forward, x) if self.recompute else self._forward(x)
-
-    def _forward(self, x: Tensor) -> Tensor:
         activated = F.relu(self.norm1(x), inplace=True)
         shortcut = activated if self.activated_shortcut else x
         if self.extra_channels:
@@ -94,6 +89,8 @@ class Late(nn.Module):
 
 class ResNet(nn.Module):
     """6n+2 layers in three stages of `width`, twice and four times as many filters."""
+
+    stacks = True
 
     def __init__(self, depth: int, width: int, groups: int) -> None:
         super().__init__()

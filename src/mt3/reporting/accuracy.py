@@ -11,11 +11,11 @@ import numpy as np
 from mt3.config.config import make_config, preset_names
 from mt3.config.methods import METHODS
 from mt3.reporting import published as paper
-from mt3.reporting.published import AVERAGE, OVERLAPPING, published_table
+from mt3.reporting.published import OVERLAPPING, published_table
 from mt3.reporting.rows import NOTHING, Row, baseline_row, joint_row, over_runs, pairs_of
-from mt3.reporting.tables import DASH, OVERLAP_MARK, Cell, Line, Table, count, make_table, mark_best
-from mt3.results.facts import CLEAN
+from mt3.results.show import CLEAN
 from mt3.results.statistics import Z95
+from mt3.results.tables import AVERAGE, DASH, OVERLAP_MARK, Cell, Line, Table, count, make_table, mark_best
 from mt3.support.errors import name_list
 
 APART = f"average without {OVERLAP_MARK}"

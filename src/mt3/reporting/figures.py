@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mt3.reporting.curves import Curve, count_epochs
-from mt3.reporting.tables import Cell
+from mt3.results.tables import Cell
 from mt3.support.errors import InputError
 from mt3.support.files import atomic_path
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mt3.config.methods import METHODS
-from mt3.reporting.tables import DASH, Cell
 from mt3.results.facts import CONTROLS, Evaluation
 from mt3.results.statistics import GAINS, Difference, mean_interval, paired_interval
+from mt3.results.tables import DASH, Cell
 
 INTERVALS = (
     "Differences are of the averages over corruptions, in points, with a 95 % interval: Student's t over the runs' own "

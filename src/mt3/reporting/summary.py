@@ -1,12 +1,8 @@
 """What one evaluation found, for people. Needs no torch."""
 
-from collections.abc import Mapping
-
 from mt3.reporting.accuracy import image_words
-from mt3.reporting.published import AVERAGE
 from mt3.reporting.rows import controlled_runs, interval_cell
-from mt3.reporting.tables import DASH, Cell, Line, Table, markdown
-from mt3.results.facts import CLEAN, ROWS, Evaluation
+from mt3.results.facts import ROWS, Evaluation
 from mt3.results.statistics import Difference
 
 ROW_WORDS = {  # what is not clear from their names
@@ -26,25 +22,10 @@ def interval(difference: Difference) -> str:
     return interval_cell(difference).words()
 
 
-def result_table(columns: Mapping[str, tuple[Evaluation, str]]) -> str:
-    """Accuracy per corruption and on average; `columns` maps a title to an evaluation and a row of it."""
-    first, lines = next(iter(columns.values()))[0], []
-    for severity in first.protocol["severities"]:
-        for name in first.protocol["corruptions"]:
-            label = f"{name} {severity}" if len(first.severities) > 1 else name
-            lines.append(Line(label, tuple(Cell(e.accuracy(row, name, severity)) for e, row in columns.values())))
-    if lines:
-        lines.append(Line(AVERAGE, tuple(Cell(e.accuracy(row)) for e, row in columns.values())))
-    if any(e.has(row, CLEAN) for e, row in columns.values()):  # for the controls there is none
-        clean = [Cell(e.accuracy(r, None, CLEAN)) if e.has(r, CLEAN) else DASH for e, r in columns.values()]
-        lines.append(Line("clean", tuple(clean)))
-    return markdown(Table("result", "Accuracy", "corruption", tuple(columns), tuple(lines)))
-
-
 def evaluation_summary(evaluation: Evaluation) -> str:
     """The table, the gain and its parts."""
     rows = [row for row in ROWS if evaluation.has(row)]
-    lines = [result_table({row.replace("_", " "): (evaluation, row) for row in rows}), ""]
+    lines = [evaluation.table(), ""]
     explained = [f"{row.replace('_', ' ')}: {ROW_WORDS[row]}" for row in rows if row in ROW_WORDS]
     if explained:
         lines.append("; ".join(explained))

@@ -11,8 +11,8 @@ from mt3.config.methods import METHODS
 from mt3.reporting.collect import Results, is_alike
 from mt3.reporting.figures import Figure, Sweep, draw_sweep
 from mt3.reporting.rows import INTERVALS, NO_CONTROLS, NOTHING, Row, controlled_runs, gain_cell, row_with
-from mt3.reporting.tables import DASH, Cell, Line, Table, count, make_table
 from mt3.results.facts import CONTROLS, ROWS, Evaluation, Setting
+from mt3.results.tables import DASH, Cell, Line, Table, count, make_table
 from mt3.support.errors import name_list
 
 NAMES = CONTROLS | {"view_average": "views averaged"}  # of rows, where a column has another

@@ -4,7 +4,7 @@ A file holds which answers were right, their likelihood and their calibration er
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from mt3.config.methods import Method, get_method
 from mt3.corruptions import PAPER
 from mt3.results import statistics
+from mt3.results.show import CLEAN, data_frame, result_table
 from mt3.results.statistics import GAINS, Correct, Difference, Probabilities
 from mt3.support.errors import NAME, InputError, shown
 from mt3.support.files import load_json, read_json
 
 CONTROLS = {"clean_other": "unrelated image", "same_corruption": "same corruption"}  # adapted on another image
 ROWS = ("before", "view_average", *CONTROLS, "after")
-CLEAN = 0  # the severity of clean images
 
 # the shape of a file: of each name a value of its kind
 RUN = {"data": "", "method": "", "preset": "", "seed": 0, "label": "", "step": 0, "total_steps": 0}
@@ -217,6 +217,19 @@ class Evaluation:
         """The paired difference of two rows, as `GAINS` names them, with its interval over images."""
         high, low = (self.correct(row, corruption, severity) for row in GAINS[name])
         return statistics.paired_gain(high, low)
+
+    def each(self) -> Iterator[tuple[str, int, str, Answers]]:
+        """Corruption, severity and row, and what was answered; clean images are of no corruption."""
+        for (name, severity), rows in self._found.items():
+            yield from ((name, severity, row, rows[row]) for row in ROWS if row in rows)
+
+    def table(self) -> str:
+        """The rows' accuracies under each corruption, as a table in Markdown."""
+        return result_table({row.replace("_", " "): (self, row) for row in ROWS if self.has(row)})
+
+    def to_pandas(self) -> Any:
+        """A data frame of pandas, with a line for each corruption, severity and row."""
+        return data_frame(self)
 
     def fixed_and_broken(self, severity: int | None = None) -> tuple[int, int]:
         """How many answers adapting put right, and how many it put wrong."""

@@ -15,8 +15,9 @@ from mt3.data import Dataset, load_digits
 from mt3.evaluation.protocol import TestImages
 from mt3.models.store import read_run
 from mt3.reporting.figures import draw_examples
-from mt3.reporting.summary import interval, result_table
+from mt3.reporting.summary import interval
 from mt3.results.facts import Evaluation
+from mt3.results.show import result_table
 from mt3.results.statistics import paired_gain
 from mt3.studies.plan import Study, Test, Training, starts_of
 from mt3.studies.reproduce import evaluate_run, train_run

@@ -27,6 +27,7 @@ from mt3.support.progress import Progress
 from mt3.support.signals import Stop, Stopped, stop_on_signals
 from mt3.support.threads import count_threads, side_by_side
 from mt3.training.losses import LOSSES
+from mt3.training.memory import check_step_memory
 from mt3.training.runs import (
     SNAPSHOTS,
     START,
@@ -52,7 +53,7 @@ def gradient_of_step(
     Each thread holds the graph of one stack of tasks, which is freed before its next; large networks have stacks of one
     task. The one batch of cross-entropy or joint training has all threads for each operation.
     """
-    parameters = list(state.model.parameters())
+    parameters = [p for p in state.model.parameters() if p.requires_grad]
 
     def stack_gradient(numbers: Sequence[int]) -> tuple[Sequence[Tensor | None], dict[str, Tensor]]:
         tasks = [draw_step_task(images, labels, config, step, number) for number in numbers]
@@ -132,11 +133,14 @@ def train(
     A signal to end waits for the step under way, which is saved, and raises `Stopped` then.
     """
     options = RunOptions() if options is None else options
-    config = settle_precision(config, out, torch.device(options.device))
+    device = torch.device(options.device)
+    config = settle_precision(config, out, device)
     with ExitStack() as held:
         chain = open_chain(held, config, dataset, out, options)
-        for link in chain if model is None else ():  # settings that are refused leave nothing behind
-            make_state(link.config, dataset, torch.device("cpu"), None if link.run["init"] == START else link.init)
+        for link in chain:  # settings that are refused leave nothing behind
+            init = None if link.run["init"] == START else link.init
+            tried = make_state(link.config, dataset, device, init).model if model is None else model.to(device)
+            check_step_memory(tried, link.config, dataset.size, options.recompute)
         board = _tensorboard() if options.tensorboard else None
         for link in chain:
             remove_run_leftovers(link.out)
@@ -167,7 +171,7 @@ def _train_link(
     config, out, steps_per_epoch, total_steps = link.config, link.out, link.steps_per_epoch, link.total_steps
     device = torch.device(options.device)
     own, writer = given
-    state = make_state(config, dataset, device, link.init, own)
+    state = replace(make_state(config, dataset, device, link.init, own), recompute=options.recompute)
     start, seconds = 0, 0.0
     if link.found is not None:
         start, tensors, seconds = link.found

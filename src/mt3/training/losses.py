@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mt3.adaptation.recompute import recomputed
 from mt3.adaptation.step import Inner, inner_loop
 from mt3.config.config import Config
 from mt3.models.call import Params, call, parameters_of, stack_params
@@ -25,7 +26,7 @@ class Loss(NamedTuple):
 
 def ce_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
     """Cross-entropy alone."""
-    logits = state.model(task.images)
+    logits = call(state.model, parameters_of(state.model), task.images, heads=False).logits
     loss = _cross_entropy(logits, task.labels, config)
     return Loss(loss, {"ce": loss, "accuracy_before": _accuracy(logits, task.labels)})
 
@@ -63,7 +64,8 @@ def meta_loss(state: State, task: Task, config: Config, log: bool) -> Loss:
     metrics["accuracy_after"] = _accuracy(logits, task.labels)
     if log or config.anchor:
         with torch.set_grad_enabled(bool(config.anchor)):
-            before = model(task.images.flatten(0, -4)).view_as(logits)
+            images = task.images.flatten(0, -4)
+            before = call(model, parameters_of(model), images, heads=False).logits.view_as(logits)
         metrics["accuracy_before"] = _accuracy(before, task.labels)
     if config.anchor:
         metrics["ce_before"] = _cross_entropy(before, task.labels, config)
@@ -87,7 +89,11 @@ def _adapt(state: State, task: Task, config: Config) -> Inner:
         source = None if source is None else stack_params(source, len(task.labels))
     # the authors' targets inside are those of the step before, unless the moving average is asked for
     second, previous = config.order == "second", config.variant == "official" and source is None
-    return inner_loop(state.model, theta, lambda step: views, config.inner, second, source, previous)
+
+    def loop(params: Params, second_order: bool) -> Inner:
+        return inner_loop(state.model, params, lambda step: views, config.inner, second_order, source, previous)
+
+    return recomputed(loop, theta) if second and state.recompute else loop(theta, second)
 
 
 def _pass(model: MT3Model, params: Params, task: Task) -> tuple[Tensor, Outputs]:

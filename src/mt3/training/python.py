@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mt3.config.config import make_config
-from mt3.data import Dataset, as_dataset
+from mt3.config.config import Config, make_config, start_config
+from mt3.data import as_dataset
 from mt3.models.classifier import MT3Model
 from mt3.support.errors import InputError
 from mt3.training.loop import train as train_run
@@ -32,25 +32,31 @@ def train(
     """
     if not isinstance(model, MT3Model):
         raise InputError(f"Expected an MT3Model, got a {type(model).__name__}; mt3.MT3Model(backbone, ...) makes one.")
-    dataset: Dataset = as_dataset(data)
+    dataset = as_dataset(data, model.size)
     if dataset.num_classes != model.num_classes:
-        raise InputError(f"The model has {model.num_classes} classes, the data {dataset.num_classes}; give both the same.")
-    if model.size is not None and model.size != dataset.size:
-        raise InputError(f"The model is for images of {model.size} pixels, the data has {dataset.size}.")
-    seed = fields.pop("seed", 0)
-    config = make_config(method, dataset.name, preset, seed, {"start": None, **fields})
-    config = replace(config, variant=model.adaptation.variant, precision=model.precision)
-    if config.objective not in (None, model.adaptation.objective):
         raise InputError(
-            f"The method {method} trains {config.objective}, the model has {model.adaptation.objective or 'no objective'}; "
-            "choose another method, or make the model with that objective."
+            f"The model has {model.num_classes} classes, the data {dataset.num_classes}; give both the same."
         )
+    if model.size is not None and model.size != dataset.size:
+        raise InputError(f"The model is for images of {model.size} pixels, the data has {dataset.size}; scale them.")
+    config = make_config(method, dataset.name, preset, fields.pop("seed", 0), {"start": None, **fields})
+    config = replace(config, variant=model.adaptation.variant, precision=model.precision)
+    _require_objective(model, config)
     if config.training != "ce":
         model.set_adaptation(config.test)
     asked = RunOptions(str(model.device)) if options is None else options
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="mt3-"))) if out is None else Path(out)
-        named = replace(asked, network=model.name)
-        trained = train_run(config, dataset, folder, named, model)
-    assert trained is model
-    return model
+        train_run(config, dataset, folder, replace(asked, network=model.name), model)
+    return model.eval()
+
+
+def _require_objective(model: MT3Model, config: Config | None) -> None:
+    """Refuse a training, or one that comes before it, with another objective than the model's."""
+    while config is not None:
+        if config.objective not in (None, model.adaptation.objective):
+            raise InputError(
+                f"The method {config.method} trains {config.objective}, the model has "
+                f"{model.adaptation.objective or 'no objective'}; choose another method, or make the model with it."
+            )
+        config = start_config(config)

@@ -40,6 +40,7 @@ class RunOptions:
     label: str = ""  # what a study calls this variant; the reference has none
     network: str = ""  # what the network is called, if it is not the config's
     tensorboard: bool = False
+    recompute: bool = False  # activations again instead of keeping them: less memory, more time
     log_every: int = 5  # steps from one line of metrics to the next
     checkpoint_every: int = 100  # steps from one checkpoint to the next
     snapshot_every: int = 0  # steps after which the model is kept, as if it were finished, for curves; 0: never

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mt3.config.config import Config
 from mt3.data import Dataset
@@ -18,6 +18,8 @@ from mt3.networks.norms import refuse_training_statistics
 from mt3.objectives.augment import seeded_generator
 from mt3.support.errors import InputError
 
+TRUNK = "backbone."  # how the names of its parameters begin
+
 
 @dataclass
 class State:
@@ -27,6 +29,7 @@ class State:
     optimizer: torch.optim.SGD
     ema: Params | None  # moving average that gives the targets of joint training, or of the inner loss
     average: Params | None = None  # of the weights over the steps; becomes the finished model
+    recompute: bool = False  # inner steps twice instead of keeping their graph; not part of a checkpoint
 
 
 def build_model(config: Config, dataset: Dataset) -> MT3Model:
@@ -56,7 +59,9 @@ def make_state(
     """
     model = build_model(config, dataset) if model is None else model.eval()
     if init is not None:
-        take_weights(model, load(init), init)
+        take_weights(model, load(init, copy.deepcopy(model.foreign)), init)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError("No weight of the model is to be trained; call requires_grad_() on those that are.")
     refuse_training_statistics(model)
     model.to(device)
     optimizer = torch.optim.SGD(
@@ -92,12 +97,17 @@ def take_weights(model: MT3Model, source: MT3Model, name: str | Path) -> None:
     """Take over the weights of `source` whose names and shapes fit; heads that it lacks keep their fresh weights."""
     own, given = model.state_dict(), source.state_dict()
     fitting = {n: t for n, t in given.items() if n in own and own[n].shape == t.shape}
-    trunk = "backbone."
-    unfit = sorted(n for n in own.keys() | given.keys() if n.startswith(trunk) and n not in fitting)
-    if unfit or model.backbone.shape != source.backbone.shape:
-        where = f" at {unfit[0].removeprefix(trunk)}" if unfit else " in the groups of its norms"
-        raise InputError(f"The network of {name} differs from this run's{where}; give both the same depth and width.")
+    unfit = sorted(n for n in own.keys() | given.keys() if n.startswith(TRUNK) and n not in fitting)
+    if unfit or _norm_groups(model) != _norm_groups(source):
+        where = f" at {unfit[0].removeprefix(TRUNK)}" if unfit else " in the groups of its norms"
+        raise InputError(f"The network of {name} differs from this run's{where}; give both the same network.")
     model.load_state_dict(own | fitting)
+
+
+def _norm_groups(model: MT3Model) -> list[int]:
+    """What the weights of a backbone do not show."""
+    trunk = (module for name, module in model.named_modules() if name.startswith(TRUNK))
+    return [module.num_groups for module in trunk if isinstance(module, nn.GroupNorm)]
 
 
 def finished_model(state: State) -> MT3Model:
@@ -105,7 +115,7 @@ def finished_model(state: State) -> MT3Model:
     if state.average is None:
         return state.model
     model = copy.deepcopy(state.model)
-    model.load_state_dict(state.average)
+    model.load_state_dict(state.average, strict=False)  # the averages are of weights, not of buffers
     return model
 
 
@@ -122,6 +132,10 @@ def state_tensors(state: State) -> dict[str, Tensor]:
 
 
 def restore_state(state: State, tensors: dict[str, Tensor]) -> None:
+    """Set the state to that of a checkpoint of the same network."""
+    held = {n.removeprefix("model."): t.shape for n, t in tensors.items() if n.startswith("model.")}
+    if held != {n: p.shape for n, p in state.model.named_parameters()}:
+        raise InputError("The checkpoint is of another network than the model; give the one that the run began with.")
     with torch.no_grad():
         for name, p in state.model.named_parameters():
             p.copy_(tensors[f"model.{name}"])

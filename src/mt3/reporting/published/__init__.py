@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mt3.results.tables import AVERAGE
+
 ROWS = {  # of the method grid, by their name in tables.json
     "baseline_sun": "Baseline (Sun et al.)",
     "jt_rotation_sun": "JT (Sun et al.)",
@@ -23,7 +25,6 @@ ROWS = {  # of the method grid, by their name in tables.json
     "mt3": "MT3",
 }
 TABLES = {"cifar10": "cifar10_c", "cifar100": "cifar100_c"}  # by data set
-AVERAGE = "average"
 SEVERITY = 5  # "All our results are reported for the most severe level 5."
 RUNS = 3  # of every column but those quoted from Sun et al.
 

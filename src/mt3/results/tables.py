@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 OVERLAP_MARK = "†"
+AVERAGE = "average"  # the line over all corruptions
 CSV_FIELDS = ("table", "line", "column", "value", "std", "low", "high", "best", "published", "published_std")
 
 

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from mt3.reporting.accuracy import published_tables
-from mt3.reporting.tables import Cell, Line, Table, csv_text, latex, mark_best, markdown
+from mt3.results.tables import Cell, Line, Table, csv_text, latex, mark_best, markdown
 
 PACKAGES = ("booktabs", "graphicx")  # of LaTeX, for the tables
 

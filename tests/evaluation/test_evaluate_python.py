@@ -1,0 +1,71 @@
+"""`mt3.evaluate`: a model from Python, its table and its data frame."""
+
+import sys
+import tempfile
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import mt3
+from foreign import ConvNet, coloured
+
+
+@pytest.fixture(scope="module")
+def found() -> mt3.Evaluation:
+    torch.manual_seed(0)
+    model = mt3.MT3Model(ConvNet(), 2)
+    return mt3.evaluate(model, coloured(size=32), ["contrast", "fog"], severities=(1, 5), limit=4, controls=True)
+
+
+def test_accuracies_are_those_of_the_model(found):
+    torch.manual_seed(0)
+    model, data = mt3.MT3Model(ConvNet(), 2), mt3.data.as_dataset(coloured(size=32))
+    foggy = mt3.corruptions.apply(data.test_images[:4], "fog", severity=5, seed=0)
+    answers = mt3.Adapter(model)(torch.from_numpy(foggy).permute(0, 3, 1, 2)).argmax(1).numpy()
+    assert found.accuracy("after", "fog", 5) == 100 * (answers == data.test_labels[:4]).mean()
+    assert found.protocol["run"] is None
+
+
+def test_the_table_has_a_column_for_each_row(found):
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in found.table().splitlines()]
+    assert lines[0] == ["corruption", "before", "view average", "clean other", "same corruption", "after"]
+    assert [line[0] for line in lines[2:]] == ["contrast 1", "fog 1", "contrast 5", "fog 5", "average", "clean"]
+    assert lines[5][5] == f"{found.accuracy('after', 'fog', 5):.1f}"
+    assert lines[-1][3] == "-"  # the controls have no clean images
+
+
+def test_a_data_frame_has_a_line_for_each_corruption_severity_and_row(found, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    frame = found.to_pandas()
+    assert len(frame) == 4 * 5 + 3
+    names = ["corruption", "severity", "row", "accuracy", "low", "high", "nll", "calibration_error", "images"]
+    assert list(frame[0]) == names
+    (line,) = [r for r in frame if (r["corruption"], r["severity"], r["row"]) == ("fog", 5, "after")]
+    assert line["accuracy"] == found.accuracy("after", "fog", 5)
+    assert line["low"] <= line["accuracy"] <= line["high"]
+    assert (line["nll"], line["images"]) == (found.mean("nll", "after", "fog", 5), 4)
+    assert {(r["corruption"], r["row"]) for r in frame if r["severity"] == 0} == {
+        ("clean", "before"),
+        ("clean", "view_average"),
+        ("clean", "after"),
+    }
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(mt3.InputError, match="pandas is not installed; pip install pandas"):
+        found.to_pandas()
+
+
+def test_nothing_is_written_unless_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model = mt3.MT3Model(ConvNet(), 2)
+    clean = mt3.evaluate(model, coloured(size=32), ["none"], adapt=False, limit=3)
+    assert list(tmp_path.iterdir()) == []
+    assert not clean.has("after")
+    kept = mt3.evaluate(model, coloured(size=32), ["none"], out=tmp_path / "found.json", limit=3)
+    assert {"found.json", "found.npz"} <= {path.name for path in tmp_path.iterdir()}
+    assert kept.accuracy("before", severity=0) == clean.accuracy("before", severity=0)
+    with pytest.raises(mt3.InputError, match="cannot be asked that"):
+        mt3.evaluate(model, coloured(size=32), ["none"], nonsense=1)
+    with pytest.raises(mt3.InputError, match="Expected an MT3Model, got a ConvNet"):
+        mt3.evaluate(ConvNet(), coloured(size=32))
