@@ -132,7 +132,7 @@ class Adapter(nn.Module):
         images = self.model.check_images(images)
         if not isinstance(others, Tensor) or others.dim() != 5 or len(others) != len(images):
             came = tuple(others.shape) if isinstance(others, Tensor) else type(others).__name__
-            side = self.model.size
+            side = self.model.size or (images.shape[-1] if len(images) else "H")
             raise InputError(
                 f"Expected others of shape ({len(images)}, n, 3, {side}, {side}), n for each image, got {came}."
             )
