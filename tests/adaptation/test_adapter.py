@@ -329,6 +329,12 @@ def test_numpy_numbers_are_numbers(model, images):
     assert torch.equal(adapter(images), Adapter(model, steps=2, lr=0.5, views=3, gate=0.9, seed=1, stack=2)(images))
 
 
+@pytest.mark.parametrize("given", [{"lr": 0.1}, 0.1, "byol"])
+def test_an_adaptation_is_one(given):
+    with pytest.raises(mt3.InputError, match=r"Expected an mt3\.Adaptation or fields of one, as lr=0\.05, got "):
+        mt3.Adapter(mt3.load("cifar10-cpu"), given)
+
+
 @pytest.mark.parametrize(
     "foreign",
     [nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), "cifar10-cpu", None],

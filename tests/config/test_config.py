@@ -5,6 +5,7 @@ import tomllib
 from dataclasses import asdict, replace
 from importlib import resources
 
+import numpy as np
 import pytest
 
 from mt3.cli.main import main
@@ -216,6 +217,8 @@ def test_a_config_is_small_enough_to_read():
         ({"order": "third"}, "Unknown order 'third': expected one of second, first"),
         ({"tasks": "0"}, "Expected tasks to be above 0, got 0"),
         ({"lr": "0"}, "Expected lr to be above 0"),
+        ({"lr": 10**400}, "Expected a number for lr, got '1000"),
+        ({"lr": True}, "Expected a number for lr, got 'True'"),
         ({"gamma": "-1"}, "Expected gamma not to be negative, got -1"),
         ({"anchor": "-1"}, "Expected anchor not to be negative, got -1"),
         ({"clip": "0"}, "Expected clip to be a norm above 0 or none"),
@@ -231,6 +234,14 @@ def test_a_config_is_small_enough_to_read():
 def test_bad_fields_are_refused(overrides, message):
     with pytest.raises(InputError, match=message):
         make_config("mt3", "cifar10", "paper", overrides=overrides)
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name not in ("method", "data", "preset")])
+def test_wrong_types_are_one_sentence(name):
+    for value in ([], {"a": 1}, object(), np.array([1, 2]), float("nan"), b"x"):
+        for make in (lambda v: Config(**{name: v}), lambda v: config_from_dict({name: v})):
+            with pytest.raises(InputError, match=f"{name}, got|Expected {name} |unknown {name}"):
+                make(value)
 
 
 def test_unknown_names_are_refused():

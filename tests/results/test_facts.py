@@ -7,6 +7,7 @@ import pytest
 
 from evaluations import JT, MT3, UNFINISHED, make_evaluation, make_run, write
 from mt3.results import Run, facts, read_evaluation, read_run
+from mt3.results.facts import about_run
 from mt3.results.statistics import unpack_correct
 from mt3.support.errors import InputError
 
@@ -123,7 +124,8 @@ def test_a_damaged_evaluation_is_one_sentence(tmp_path, damage):
     value = make_evaluation("mt3", 0, CONTROLLED)
     read_evaluation(write(tmp_path / "a.json", value))
     damage(value)
-    with pytest.raises(InputError, match=r"a\.json is not a whole evaluation \(.*\); evaluate again\.") as refused:
+    sentence = r"a\.json is not (a )?whole (evaluation )?\(.*\); evaluate again\."
+    with pytest.raises(InputError, match=sentence) as refused:
         read_evaluation(write(tmp_path / "a.json", value))
     assert "\n" not in str(refused.value)
 
@@ -136,3 +138,15 @@ def test_what_is_no_evaluation_is_refused(tmp_path):
         read_evaluation(tmp_path / "cut.json")
     with pytest.raises(InputError, match=r"no\.json is not whole"):
         read_evaluation(tmp_path / "no.json")
+
+
+def test_what_is_told_of_a_run_is_whole_or_refused(tmp_path):
+    about = make_run("mt3", 0)
+    assert about_run({"config": {}, "step": 1, "about": about}, tmp_path) == about
+    assert about_run({}, tmp_path) is None  # a model that is no run
+    with pytest.raises(InputError, match=r"is not finished; continue it with --resume"):
+        about_run({"config": {}}, tmp_path)
+    wrong = ({"step": 3, "total_steps": 2}, {"step": "1"}, {"method": "mt4"}, {"epochs": []}, {"label": "a\nb"})
+    for damaged in (None, 5, {}, *(about | w for w in wrong)):
+        with pytest.raises(InputError, match=r"run\.json is damaged: about is not whole"):
+            about_run({"config": {}, "step": 1, "about": damaged}, tmp_path)

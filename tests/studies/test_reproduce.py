@@ -231,7 +231,7 @@ def test_other_settings_than_those_that_are_there_are_refused(study, capsys):
     assert "baseline/seed-0 was started with other settings (lr differ: lr=0.1); give the same ones" in err
     code, _, err = run(capsys, *words(study), "--limit", "3")
     assert code == 2
-    assert "holds an evaluation under another protocol (images differ)" in err
+    assert "holds an evaluation under another protocol, which differs in images" in err
     assert times(study) == before
 
 

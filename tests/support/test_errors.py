@@ -61,7 +61,7 @@ def test_a_misspelt_name_gets_the_nearest_one():
         ["train", "--method", "mt3", "--out", "o", "--seed", "{}"],
         ["train", "--method", "mt3", "--out", "o", "--width", "{}"],
         ["train", "--method", "mt3", "--out", "o", "--order", "{}"],
-        ["train", "--method", "mt3", "--out", "o", "--warm-method", "{}"],
+        ["train", "--method", "mt3", "--out", "o", "--start", "{}"],
         ["train", "--method", "mt3", "--out", "o", "--device", "{}"],
         ["train", "--method", "mt3", "--out", "o", "--{}", "1"],
         ["train", "--method", "mt3", "--out", "o", "{}"],

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from mt3.support.errors import InputError
-from mt3.support.files import atomic_path, check_can_write, own_directory, remove_leftovers, write_text
+from mt3.support.files import atomic_path, check_can_write, own_directory, parse_json, remove_leftovers, write_text
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
@@ -67,3 +67,10 @@ def test_temporary_files_of_threads_do_not_meet(tmp_path):
         thread.join()
     assert len(set((tmp_path / "a.txt").read_text())) == 1
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_json_has_numbers_that_can_be_used_and_written_again():
+    assert parse_json('{"a": [1, -2.5, 1e300]}') == {"a": [1, -2.5, 1e300]}
+    for number in ("NaN", "-Infinity", "1e999", "9" * 400):
+        with pytest.raises(ValueError, match=rf"^it has the number {number:.20}$"):
+            parse_json(f'{{"a": [{number}]}}')

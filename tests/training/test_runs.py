@@ -23,7 +23,7 @@ from mt3.support.errors import InputError
 from mt3.support.files import own_directory, write_json
 from mt3.support.signals import GRACE, Stopped, stop_on_signals
 from mt3.training.loop import gradient_of_step
-from mt3.training.runs import RunOptions, about_run
+from mt3.training.runs import RunOptions
 from trainings import SMALL, Killed, contents, metrics, small_config, train_small, weights
 
 SLEEPER = """
@@ -306,16 +306,6 @@ def test_a_run_says_what_it_was_trained_as(few, whole_chain, tmp_path):
     assert (about["epochs"], about["label"]) == ([5.0, 1.35, 0.25], "no-b")  # also of a start that is given
     train_small(chain_config(), few, tmp_path / "other", resume=True)
     assert read_run(tmp_path / "other")["about"] == about | {"step": 4}  # resuming does not forget it
-    assert about_run(read_run(tmp_path / "other"), tmp_path / "other") == about | {"step": 4}
-
-
-def test_what_is_told_of_a_run_is_whole_or_refused(tmp_path, few):
-    assert about_run({}, tmp_path) is None  # a model that is no run
-    with pytest.raises(InputError, match=r"is not finished; continue it with --resume"):
-        about_run({"config": {}}, tmp_path)
-    for about in (None, 5, {}, {"step": 3, "total_steps": 2}, {"step": "1", "total_steps": 2}):
-        with pytest.raises(InputError, match=r"run\.json is damaged"):
-            about_run({"config": {}, "step": 1, "about": about}, tmp_path)
 
 
 @pytest.mark.parametrize("field", ["log_every", "checkpoint_every"])

@@ -17,7 +17,7 @@ from mt3.networks.norms import refuse_training_statistics
 from mt3.objectives.augment import as_float, seeded_generator
 from mt3.objectives.objective import Outputs, Views, stack_views
 from mt3.objectives.registry import get_objective
-from mt3.support.errors import InputError, check_number, one_of
+from mt3.support.errors import InputError, check_number, one_of, shown
 from mt3.support.threads import count_threads, side_by_side, undisturbed
 
 CPU_BUDGET = 4 << 20  # bytes of a stack's largest activation
@@ -97,6 +97,8 @@ class Adapter(nn.Module):
         refuse_training_statistics(model)
         if model.objective is None:
             raise InputError("This model has no objective to adapt with; use model(images) as it is.")
+        if not isinstance(adaptation, Adaptation | None):
+            raise InputError(f"Expected an mt3.Adaptation or fields of one, as lr=0.05, got {shown(repr(adaptation))}.")
         unknown = [name for name in fields if name not in FIELDS]
         if unknown:
             raise InputError(one_of("field of an adaptation", unknown[0], FIELDS))

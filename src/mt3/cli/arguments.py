@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mt3.config.adaptation import LAYERS
 from mt3.config.config import FIELDS, preset_names
 from mt3.config.words import GIVEN
 from mt3.data import DATASETS, Dataset, load_dataset
@@ -50,6 +51,13 @@ def count(text: str, low: int = 0) -> int:
 
 
 positive = partial(count, low=1)
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got '{shown(text)}'") from None
 
 
 def path(text: str) -> Path:
@@ -106,9 +114,12 @@ def corruption_arguments(parser: argparse.ArgumentParser, groups: str, severitie
 
 def adapt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=count, help="inner steps (default: the model's)")
-    parser.add_argument("--lr", type=float, help="inner learning rate (default: the model's)")
+    parser.add_argument("--lr", type=number, help="inner learning rate (default: the model's)")
     parser.add_argument("--views", type=count, help="views K_T (default: the model's)")
-    parser.add_argument("--gate", type=float, metavar="P", help="do not adapt where the model is sure to probability P")
+    parser.add_argument("--layers", choices=LAYERS, help=f"what adapts: {name_list(LAYERS)} (default: the model's)")
+    parser.add_argument(
+        "--gate", type=number, metavar="P", help="do not adapt where the model is sure to probability P"
+    )
     parser.add_argument("--seed", type=count, default=0, help="of the views")
 
 

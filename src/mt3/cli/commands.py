@@ -28,8 +28,9 @@ def train_command(args: argparse.Namespace) -> None:
     config = make_config(args.method, args.data, _preset(args), args.seed, given_fields(args))
     from mt3.models.classifier import count_parameters
     from mt3.models.store import read_run
+    from mt3.results.facts import about_run
     from mt3.training.loop import train
-    from mt3.training.runs import RunOptions, about_run
+    from mt3.training.runs import RunOptions
 
     names = [field.name for field in fields(RunOptions)]
     asked = {name: value for name, value in vars(args).items() if name in names and value is not None}
@@ -74,7 +75,7 @@ def evaluate_command(args: argparse.Namespace) -> None:
     from mt3.evaluation.protocol import Protocol, TestImages
     from mt3.models.store import find_model, load, read_run, shipped_models
     from mt3.reporting.summary import evaluation_summary
-    from mt3.training.runs import about_run
+    from mt3.results.facts import about_run
 
     device, directory = set_up(args), find_model(args.model)
     run = read_run(directory)  # before the model: a training under way writes it after that

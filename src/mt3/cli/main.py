@@ -24,7 +24,6 @@ from mt3.cli.arguments import (
     settle_data,
     training_arguments,
 )
-from mt3.config.adaptation import LAYERS
 from mt3.config.methods import METHODS
 from mt3.config.words import field_help
 from mt3.studies.ablations import ABLATIONS
@@ -73,7 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--corrupted", type=path, metavar="DIR", help="images in the published -C layout")
     evaluate.add_argument("--unadapted", action="store_true", help="the model as it is, without adapting: much faster")
     evaluate.add_argument("--controls", action="store_true", help="also adapt on other images, to split the gain")
-    evaluate.add_argument("--layers", choices=LAYERS, help=f"what adapts: {name_list(LAYERS)} (default: the model's)")
     evaluate.add_argument("--label", default="", help="the name of this variant in a report (default: the reference)")
     evaluate.add_argument("--data", help="the data set, if RUN does not say")
     evaluate.add_argument("--out", type=path, help="JSON file (default: RUN/evaluation.json)")

@@ -88,6 +88,8 @@ class Config:
     flip: bool = False  # horizontal flips of x, image by image
 
     def __post_init__(self) -> None:
+        for name in FIELDS:
+            object.__setattr__(self, name, parse(name, getattr(self, name)))
         check_cell(self.objective, self.training)
         for name, valid in CHOICES.items():
             if getattr(self, name) not in valid:
@@ -199,7 +201,7 @@ def make_config(
     of_data = dict(by_data.get(data, {}))
     of_both = {k: of_data.pop(k) for k in list(of_data) if isinstance(of_data[k], dict)}
     for layer in (toml, by_method.get(method, {}), of_data, of_both.get(method, {}), overrides or {}):
-        values |= {_field(key): parse(_field(key), value) for key, value in layer.items()}
+        values |= {_field(key): value for key, value in layer.items()}
     return Config(**(values | {"method": method, "data": data, "preset": preset, "seed": seed}))
 
 
@@ -232,20 +234,18 @@ def parse(name: str, value: Any) -> Any:
     kind, optional = _TYPES[name], False
     if isinstance(kind, UnionType):
         kind, optional = next(k for k in kind.__args__ if k is not type(None)), True
-    if optional and (value is None or value == "none"):
+    if optional and (value is None or (isinstance(value, str) and value == "none")):
         return None
     try:
         if kind is bool:
             return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
-        if kind is int and (isinstance(value, bool) or (isinstance(value, float) and not value.is_integer())):
-            raise ValueError
-        if kind is str and not isinstance(value, str):
+        if isinstance(value, bool) or (kind is str and not isinstance(value, str)):
             raise ValueError
         result = kind(value)
-        if kind is float and not -1e30 < result < 1e30:
+        if (kind is int and isinstance(value, float) and result != value) or (kind is float and not abs(result) < 1e30):
             raise ValueError
         return result
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
         wanted = words[kind] + (" or none" if optional else "")
         raise InputError(f"Expected {wanted} for {name}, got '{shown(value)}'.") from None
@@ -255,4 +255,4 @@ def config_from_dict(values: Any) -> Config:
     """Read back what `dataclasses.asdict` gave; an unknown key is an error that lists the valid ones."""
     if not isinstance(values, Mapping):
         raise InputError("Expected a run's config to be an object of fields; the file is damaged.")
-    return Config(**{_field(key): parse(_field(key), value) for key, value in values.items()})
+    return Config(**{_field(key): value for key, value in values.items()})

@@ -19,11 +19,11 @@ from mt3.evaluation.pieces import (
     Results,
     folder_of,
     open_folder,
-    path_of,
     pieces_of,
     read_piece,
     share_done,
     write_npz,
+    write_piece,
 )
 from mt3.evaluation.predict import as_tensor, probabilities
 from mt3.evaluation.protocol import CLEAN, Protocol, Source, TestImages, describe
@@ -50,8 +50,8 @@ def evaluate(model: MT3Model, images: TestImages, protocol: Protocol, out: Path)
     if share_done(out, described) < 1:
         with own_directory(folder_of(out)):
             if share_done(out, described) < 1:  # else another process has finished it just now
-                folder = open_folder(out, described)
-                _evaluate_missing(_Job(model, adapter, images, protocol, folder), described, out)
+                job = _Job(model, adapter, images, protocol, open_folder(out))
+                _evaluate_missing(job, described, out)
     shutil.rmtree(folder_of(out), ignore_errors=True)  # also that of a process killed after its last file
     return read_evaluation(out)
 
@@ -77,7 +77,7 @@ def _evaluate_missing(job: _Job, described: dict[str, Any], out: Path) -> None:
     with Progress("evaluate", count * len(sources), "images", done) as progress:
         for piece in [piece for piece in pieces if piece not in kept]:
             kept[piece] = _predict_piece(job, piece)
-            write_npz(path_of(job.folder, piece), kept[piece])
+            write_piece(job.folder, piece, kept[piece], described)
             progress.advance(piece.stop - piece.start)
     rows = {source: _join([kept[piece] for piece in pieces if piece.source == source]) for source in sources}
     if job.protocol.controls:

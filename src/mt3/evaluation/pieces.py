@@ -13,6 +13,7 @@ from mt3.evaluation.protocol import Source
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import atomic_path, read_json, remove_leftovers, write_json
 
+PROTOCOL = "protocol.json"
 PIECE = 50  # images whose results are kept together
 Results = dict[str, NDArray[np.float32]]  # row -> probabilities (images, classes)
 
@@ -43,17 +44,16 @@ def path_of(folder: Path, piece: Piece) -> Path:
     return folder / f"{piece.start:06d}-{piece.source[0]}-{piece.source[1]}.npz"
 
 
-def open_folder(out: Path, protocol: dict[str, Any]) -> Path:
-    """The folder for pieces under this protocol, without what a kill left; nobody else may be writing `out`."""
+def open_folder(out: Path) -> Path:
+    """The folder for pieces, without what a kill left; nobody else may be writing `out`."""
     folder = folder_of(out)
     remove_leftovers(out)
     remove_leftovers(out.with_suffix(".npz"))
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
-    if not (folder / "protocol.json").exists():  # else it is the same, or `share_done` would have refused it
+    if not (folder / PROTOCOL).exists():  # else it is the same, or `share_done` would have refused it
         for piece in folder.glob("*.npz"):  # nobody knows under which protocol
             piece.unlink()
-        write_json(folder / "protocol.json", protocol)
     return folder
 
 
@@ -64,9 +64,9 @@ def share_done(out: Path, protocol: dict[str, Any]) -> float:
         if out.with_suffix(".npz").exists():
             return 1.0
     folder = folder_of(out)
-    if not (folder / "protocol.json").exists():
+    if not (folder / PROTOCOL).exists():
         return 0.0
-    _require_same(read_json(folder / "protocol.json"), protocol, folder)
+    _require_same(read_json(folder / PROTOCOL), protocol, folder)
     sources = int(protocol["clean"]) + len(protocol["corruptions"]) * len(protocol["severities"])
     total: int = sources * -(-protocol["images"] // PIECE)
     return min(0.99, len(list(folder.glob("*.npz"))) / total)
@@ -78,7 +78,7 @@ def _require_same(old: Any, new: dict[str, Any], where: Path) -> None:
     changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
     if changed:
         raise InputError(
-            f"{where} holds an evaluation under another protocol ({name_list(changed)} differ); "
+            f"{where} holds an evaluation under another protocol, which differs in {name_list(changed)}; "
             "choose another --out, or delete it."
         )
 
@@ -92,6 +92,13 @@ def read_piece(folder: Path, piece: Piece, classes: int) -> Results | None:
         return None
     shape = (piece.stop - piece.start, classes)
     return results if "before" in results and all(p.shape == shape for p in results.values()) else None
+
+
+def write_piece(folder: Path, piece: Piece, results: Results, protocol: dict[str, Any]) -> None:
+    """Keep a piece; the first one comes with the protocol, so that an evaluation that fails at once leaves nothing."""
+    if not (folder / PROTOCOL).exists():
+        write_json(folder / PROTOCOL, protocol)
+    write_npz(path_of(folder, piece), results)
 
 
 def write_npz(path: Path, arrays: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from mt3.results import statistics
 from mt3.results.show import CLEAN, data_frame, result_table
 from mt3.results.statistics import GAINS, Correct, Difference, Probabilities
 from mt3.support.errors import NAME, InputError, shown
-from mt3.support.files import load_json, read_json
+from mt3.support.files import RUN_FILE, load_json, read_json
 
 CONTROLS = {"clean_other": "unrelated image", "same_corruption": "same corruption"}  # adapted on another image
 ROWS = ("before", "view_average", *CONTROLS, "after")
@@ -277,6 +277,19 @@ def read_run(path: Path) -> tuple[Run, dict[str, Any]] | None:
         return None
 
 
+def about_run(run: dict[str, Any], where: Path) -> dict[str, Any] | None:
+    """What an evaluation tells of the training of its model, by its run.json; None for a model that is no run."""
+    if not run:
+        return None
+    if "step" not in run:
+        raise InputError(f"The run in {where} is not finished; continue it with --resume.")
+    try:
+        _make_run(run["about"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{where / RUN_FILE} is damaged: about is not whole ({error}); restore it.") from None
+    return dict(run["about"])
+
+
 def _make_run(value: dict[str, Any]) -> Run:
     _check_shape(value, RUN, "run")
     run = Run(**{name: value[name] for name in RUN})
@@ -287,7 +300,7 @@ def _make_run(value: dict[str, Any]) -> Run:
 
 
 def _check_shape(value: Any, shape: Any, name: str) -> None:
-    """Refuse what is not of the shape's kind, text that a table cannot show, and numbers that are not finite."""
+    """Refuse what is not of the shape's kind, and text that a table cannot show."""
     kinds = (int, float) if type(shape) is float else (type(shape),)
     if type(value) not in kinds:
         raise TypeError(f"{name} is {shown(repr(value))}")
@@ -301,8 +314,6 @@ def _check_shape(value: Any, shape: Any, name: str) -> None:
             _check_shape(item, item if shape is value else shape[0], name)
     if isinstance(value, str) and not (len(value) <= NAME and value.isprintable()):
         raise ValueError(f"{name} that is too long or not printable")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} that is not finite")
 
 
 def _check_facts(evaluation: Evaluation) -> None:

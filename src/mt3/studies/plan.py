@@ -15,13 +15,14 @@ from mt3.evaluation.protocol import Protocol, TestImages, describe
 from mt3.models.classifier import MT3Model
 from mt3.models.store import load, read_run
 from mt3.reporting.published import published_table
+from mt3.results.facts import about_run
 from mt3.results.tables import Cell, Line, Table, markdown
 from mt3.studies.ablations import SWEEPS, SWEPT, TRAINED, label
 from mt3.studies.clock import Clock
 from mt3.support.errors import InputError, name_list
 from mt3.support.progress import duration
 from mt3.support.threads import thread_share
-from mt3.training.runs import START, about_run, count_steps, steps_done
+from mt3.training.runs import START, count_steps, steps_done
 from mt3.training.state import build_model
 
 IMAGES = {"digits": 50}  # test images under each corruption; of other data all

@@ -34,7 +34,7 @@ def shown(value: object, limit: int = ECHO) -> str:
 
 def is_name(text: str) -> bool:
     """Whether a text can stand in a table: one line that a terminal only shows, and not a long one."""
-    return 0 < len(text) <= NAME and text.isprintable()
+    return len(text) <= NAME and text.isprintable() and bool(text.strip())
 
 
 def name_list(names: object) -> str:

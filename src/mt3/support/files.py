@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import secrets
 import sys
@@ -144,12 +145,24 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def parse_json(text: str) -> Any:
-    """The value of JSON text; a ValueError also where it is nested so deeply that to look at it would fail later."""
+    """The value of JSON text; a ValueError also for depths and numbers that would fail later."""
     with suppress(RecursionError):
-        value = json.loads(text)
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite, parse_int=_whole)
         if not _is_deeper(value, MAX_DEPTH):
             return value
     raise ValueError(f"it is nested in more than {MAX_DEPTH} levels")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"it has the number {text:.20}")
+    return number
+
+
+def _whole(text: str) -> int:
+    _finite(text)
+    return int(text)
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

@@ -145,19 +145,6 @@ def owner_of(run: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps([told, run["init"]], sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def about_run(run: dict[str, Any], where: Path) -> dict[str, Any] | None:
-    """What an evaluation tells of the training of its model; None for a model that is no run."""
-    if not run:
-        return None
-    if "step" not in run:
-        raise InputError(f"The run in {where} is not finished; continue it with --resume.")
-    about = run.get("about")
-    step, total = (about.get(key) if isinstance(about, dict) else None for key in ("step", "total_steps"))
-    if not (isinstance(step, int) and isinstance(total, int) and 0 <= step <= total):
-        raise InputError(f"{where / RUN_FILE} is damaged: expected step to be a number up to total_steps, got {step}.")
-    return dict(about)  # type: ignore[arg-type]
-
-
 def _about(config: Config, init: str | None, options: RunOptions) -> dict[str, Any]:
     """The training in the words of a protocol; `epochs` are those of the whole chain, as far as it is known."""
     epochs = [config.epochs]
