@@ -100,7 +100,7 @@ def adapt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lr", type=number, help="inner learning rate (default: the model's)")
     parser.add_argument("--views", type=count, help="views K_T (default: the model's)")
     parser.add_argument("--layers", choices=LAYERS, help=f"what adapts: {name_list(LAYERS)} (default: the model's)")
-    parser.add_argument("--gate", type=number, metavar="P", help="do not adapt where the model is sure to probability P")
+    parser.add_argument("--gate", type=number, metavar="P", help="do not adapt where the model is this sure")
     parser.add_argument("--seed", type=count, default=0, help="of the views")
 
 
