@@ -81,8 +81,8 @@ def test_a_model_of_unknown_steps_is_not_evaluated(capsys, runs, tmp_path):
     words = ["evaluate", tmp_path / "run", "--limit", "2", "--corruptions", "none"]
     for changed, sentence in (
         ({"step": None, "about": None}, "is damaged: expected about to be an object"),
-        ({"about": {"step": 7, "total_steps": 5}}, "is damaged: expected step to be a number up to total_steps, got 7"),
-        ({"about": {"step": "3", "total_steps": 5}}, "is damaged"),
+        ({"about": told["about"] | {"step": 7, "total_steps": 5}}, "is damaged: about is not whole (step 7 of 5, "),
+        ({"about": told["about"] | {"method": "mt4"}}, "is damaged: about is not whole (Unknown method 'mt4'"),
     ):
         (tmp_path / "run" / "run.json").write_text(json.dumps(told | changed))
         code, _, err = run(capsys, *words)

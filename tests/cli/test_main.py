@@ -82,6 +82,7 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         (["evaluate", runs / "mt3", "--corrupted", digits_c, "--corruptions", "fogg"], "label 77"),
         (["evaluate", runs / "mt3", "--label", "a\x1b[31m"], "Expected a label of 1 to 255 printable characters, got"),
         (["evaluate", runs / "mt3", "--label", "a" * 10_000], "Expected a label of 1 to 255 printable characters, got"),
+        (["evaluate", runs / "mt3", "--label", " "], "Expected a label of 1 to 255 printable characters, got"),
         (["evaluate", runs / "mt3", "--severity", "6"], "Expected severities from 1 to 5, got 6"),
         (["evaluate", runs / "mt3", "--data", "digits", "--corrupted", digits_c], "label 77 at index 0"),
         (["evaluate", tmp / "nowhere"], "is not there"),
@@ -113,7 +114,7 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         (["predict", runs / "mt3", tmp / "none.png"], "No such file"),
         (
             ["predict", runs / "mt3", text, "--lr", "fast"],
-            "Argument --lr: invalid float value: 'fast'; see `mt3 predict --help`.",
+            "Argument --lr: expected a number, got 'fast'; see `mt3 predict --help`.",
         ),
     ]
 

@@ -62,7 +62,7 @@ def test_other_protocols_are_not_mixed(tmp_path, images):
     out = tmp_path / "r.json"
     ask(out, images, limit=2)
     before = out.read_bytes()
-    with pytest.raises(InputError, match=r"another protocol \(images, seed differ\)"):
+    with pytest.raises(InputError, match=r"another protocol, which differs in images, seed;"):
         ask(out, images, limit=3, seed=1)
     assert out.read_bytes() == before
 
@@ -71,7 +71,7 @@ def test_another_state_of_the_training_is_another_protocol(tmp_path, images):
     about = {"data": "digits", "method": "mt3", "preset": "demo", "seed": 0, "label": "", "total_steps": 5}
     about |= {"epochs": [1.0], "network": "resnet8x4", "overrides": {}}
     ask(tmp_path / "r.json", images, limit=2, views=1, run=about | {"step": 4})
-    with pytest.raises(InputError, match=r"another protocol \(run differ\)"):
+    with pytest.raises(InputError, match=r"another protocol, which differs in run;"):
         ask(tmp_path / "r.json", images, limit=2, views=1, run=about | {"step": 5})
 
 

@@ -55,6 +55,8 @@ def test_bold_mark_and_published_number_in_markdown():
     assert (
         markdown(table(line, columns=("x", "y"))).splitlines()[2] == "| fog † | **70.0 ± 1.25** (75.9 ± 1.26) | a\\|b |"
     )
+    named = markdown(table(Line("a|b", (Cell(70.0),)), columns=("x|y",))).splitlines()
+    assert named[::2] == ["| name | x\\|y |", "| a\\|b | 70.0 |"]
 
 
 def test_latex_by_structure():

@@ -102,6 +102,7 @@ def markdown(table: Table) -> str:
     for line in table.lines:
         label = f"{line.label} {OVERLAP_MARK}" if line.marked else line.label
         lines.append([label, *(_markdown_cell(cell) for cell in line.cells)])
+    lines = [[text.replace("|", "\\|") for text in line] for line in lines]
     first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
     rule = "|".join(["-" * (first + 2), *("-" * (width + 1) + ":" for width in others)])
     drawn = [
@@ -112,9 +113,7 @@ def markdown(table: Table) -> str:
 
 
 def _markdown_cell(cell: Cell) -> str:
-    text = cell.words().replace("|", "\\|")
-    if cell.best:
-        text = f"**{text}**"
+    text = f"**{cell.words()}**" if cell.best else cell.words()
     return f"{text} ({cell.published.words()})" if cell.published is not None else text
 
 

@@ -62,7 +62,7 @@ def gradient_of_step(
         gradients = torch.autograd.grad(share * loss.total, parameters, allow_unused=True)
         return gradients, {n: share * v.detach() for n, v in ({"loss": loss.total} | loss.metrics).items()}
 
-    size = stack_size(state.model, config.tasks, 3 * config.task_size, images.shape[-1])  # x and two views of each
+    size = stack_size(state.model, config.tasks, 3 * config.task_size, images.shape[2])  # x and two views of each
     stacks = [range(config.tasks)[start : start + size] for start in range(0, config.tasks, size)]
     state.optimizer.zero_grad()
     sums: dict[str, Tensor] = {}
