@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 from mt3.config.adaptation import LAYERS
 from mt3.config.config import FIELDS, preset_names
 from mt3.config.words import GIVEN
-from mt3.data.dataset import DATASETS
+from mt3.data import DATASETS, Dataset, load_dataset
+from mt3.data.folder import KIND, SIZE, folder_name
 from mt3.support.errors import WORD, InputError, name_list, one_of, shown, suggest
 
 
@@ -68,17 +69,33 @@ def path(text: str) -> Path:
 def data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", type=path, help="where CIFAR lies (default: data)")
     parser.add_argument("--download", action="store_true", help="fetch CIFAR from its home page first, if needed")
+    parser.add_argument("--size", type=count, help=f"pixels of a side of own photos (default: the model's, or {SIZE})")
+    parser.add_argument("--skip-broken", action="store_true", help="leave out own photos that cannot be read")
+
+
+def settle_data(args: argparse.Namespace) -> None:
+    """Turn `--data folder:PATH`, if there is one, into the data set's name and its --data-dir, as a run keeps them."""
+    if not str(getattr(args, "data", "")).startswith(KIND):
+        return
+    if args.data_dir is not None or args.data == KIND:
+        raise InputError(f"Expected --data {KIND}PATH with the path of the photos, and no --data-dir beside it.")
+    args.data_dir = Path(args.data.removeprefix(KIND))
+    args.data = folder_name(args.data_dir)
+
+
+def load_data(args: argparse.Namespace) -> Dataset:
+    return load_dataset(args.data, args.data_dir, args.download, args.size, args.skip_broken)
 
 
 def chosen_data_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)} (default: digits)")
+    parser.add_argument("--data", default="digits", help=f"one of {name_list(DATASETS)}, {KIND}PATH (default: digits)")
     data_arguments(parser)
 
 
 def training_arguments(parser: argparse.ArgumentParser) -> None:
     """What to train on, and any field of a training, which `field_help` describes."""
     chosen_data_arguments(parser)
-    told = f"one of {name_list(preset_names())} (default: demo for the digits, paper for CIFAR)"
+    told = f"one of {name_list(preset_names())} (default: demo for the digits, small for own photos, paper for CIFAR)"
     parser.add_argument("--preset", help=told)
     for name in FIELDS:
         if name not in GIVEN:
@@ -100,7 +117,9 @@ def adapt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lr", type=number, help="inner learning rate (default: the model's)")
     parser.add_argument("--views", type=count, help="views K_T (default: the model's)")
     parser.add_argument("--layers", choices=LAYERS, help=f"what adapts: {name_list(LAYERS)} (default: the model's)")
-    parser.add_argument("--gate", type=number, metavar="P", help="do not adapt where the model is this sure")
+    parser.add_argument(
+        "--gate", type=number, metavar="P", help="do not adapt where the model is sure to probability P"
+    )
     parser.add_argument("--seed", type=count, default=0, help="of the views")
 
 
