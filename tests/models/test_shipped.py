@@ -65,3 +65,20 @@ def test_real_images_give_the_answers_in_results(tmp_path, cifar10):
         expected = evaluation().correct(row, severity=0)[0, :50]
         same = got.correct(row, severity=0)[0] == expected
         assert same.sum() >= 49  # another machine rounds otherwise
+
+
+def test_the_supervised_start_is_that_of_results():
+    """Its card says what results/ has of these very weights, and joint training can begin from it."""
+    name = "cifar10-supervised"
+    card, model = (shipped_models()[name] / "README.md").read_text(), mt3.load(name)
+    assert sum(path.stat().st_size for path in shipped_models()[name].iterdir()) < 2e6
+    rows = dict(re.findall(r"\| ([^|]+) \| ([\d.]+) \|", card))
+    found = {
+        folder: read_evaluation(ROOT / "results" / folder / "supervised" / "seed-0" / "evaluation.json")
+        for folder in ("cifar10-workstation", "cifar10-workstation-held-out")
+    }
+    assert {e.protocol["model_hash"] for e in found.values()} == {tensors_hash(model.state_dict())}
+    fifteen, held_out = found.values()
+    assert rows["clean"] == f"{fifteen.accuracy('before', severity=0):.1f}"
+    assert rows["15 corruptions, severity 5"] == f"{fifteen.accuracy('before', severity=5):.1f}"
+    assert rows["4 held-out corruptions, severity 5, test images from 9,000 on"] == f"{held_out.accuracy('before'):.1f}"
