@@ -94,7 +94,7 @@ def test_images_of_any_size_are_written(tmp_path, digits, monkeypatch, capsys):
     write_corrupted(dataset, tmp_path, ["pixelate"], [2])
     assert json.loads((tmp_path / "protocol.json").read_text())["parameter_set"] == 64
     np.testing.assert_array_equal(open_corrupted(tmp_path).images_of("pixelate", 2), apply(larger, "pixelate", 2))
-    monkeypatch.setattr("mt3.data.load_dataset", lambda *of: dataset)
+    monkeypatch.setattr("mt3.cli.arguments.load_dataset", lambda *of: dataset)
     words = ["corrupt", "--out", str(tmp_path), "--corruptions", "pixelate", "--severity", "2", "--workers", "1"]
     assert main(words) == 0
     assert capsys.readouterr().out.endswith("; 1 of 1 were there; 48 pixels take the parameters for 64\n")

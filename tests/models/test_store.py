@@ -58,7 +58,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
         ("projection", 0, 1, 65536),
         ("size", 1 << 20, 16, 512),
         ("adaptation.steps", 10**9, 0, 10_000),
-        ("adaptation.lr", float("nan"), 0.0, 1e30),
+        ("adaptation.lr", 1e40, 0.0, 1e30),
         ("adaptation.views", 999999999, 1, 10_000),
         ("adaptation.clip", -1.0, 1e-30, 1e30),
         ("adaptation.gate", 1.5, 0.0, 1.0),

@@ -216,7 +216,7 @@ def test_too_few_images_are_refused(tmp_path, digits):
 
 
 def test_refused_settings_leave_nothing_behind(tmp_path, digits):
-    for bad in ({"depth": 9}, {"width": 0}, {"hidden": 0}):
+    for bad in ({"depth": 9}, {"width": 0}, {"hidden": 10**9}):
         with pytest.raises(InputError):
             train_small(small_config(**bad), digits, tmp_path / "run", max_steps=1)
         with pytest.raises(InputError):
@@ -399,8 +399,8 @@ def test_a_run_from_a_given_model_is_resumed_from_it(tmp_path, few, whole_chain,
 
 
 def test_what_cannot_be_trained_is_refused_before_its_start_is(tmp_path, few):
-    config = replace(chain_config(), hidden=0)
-    with pytest.raises(InputError, match="choose hidden above 0"):
+    config = replace(chain_config(), hidden=10**9)
+    with pytest.raises(InputError, match="Expected hidden to be a whole number from 0 to 65536"):
         train_small(config, few, tmp_path / "deep" / "run")
     assert not (tmp_path / "deep").exists()
 

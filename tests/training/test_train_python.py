@@ -27,7 +27,7 @@ def test_the_lines_of_the_readme(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     x, y = coloured(45, classes=3)
     model = mt3.MT3Model(ConvNet(), num_classes=3)
-    assert mt3.train(model, (x, y), method="supervised", epochs=20, task_size=9) is model
+    assert mt3.train(model, (x, y), method="supervised", epochs=20, task_size=9, shift_group=None) is model
     assert mt3.train(model, (x, y), method="mt3", epochs=2) is model
     images = torch.from_numpy(x[:3]).permute(0, 3, 1, 2)
     logits = mt3.Adapter(model)(images)
