@@ -27,14 +27,15 @@ def test_the_lines_of_the_readme(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     x, y = coloured(45, classes=3)
     model = mt3.MT3Model(ConvNet(), num_classes=3)
-    assert mt3.train(model, (x, y), method="supervised", epochs=20, task_size=9, shift_group=None) is model
+    assert mt3.train(model, (x, y), method="supervised", epochs=80, task_size=9, shift_group=None) is model
     assert mt3.train(model, (x, y), method="mt3", epochs=2) is model
     images = torch.from_numpy(x[:3]).permute(0, 3, 1, 2)
     logits = mt3.Adapter(model)(images)
     assert logits.argmax(1).tolist() == [0, 1, 2]
     torch.testing.assert_close(logits[0], adapted_by_hand(model, images[0] / 255), rtol=1e-4, atol=1e-4)
     assert (model.adaptation.lr, model.adaptation.clip, model.adaptation.views) == (1.0, 1.0, 8)  # as it was trained to
-    assert list(tmp_path.iterdir()) == []  # without `out` nothing is written
+    # without `out` nothing is written; PyTorch makes a folder of its own where temporary files go
+    assert [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor")] == []
 
 
 def test_a_run_goes_on_with_the_same_bits(tmp_path):
