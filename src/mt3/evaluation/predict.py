@@ -23,8 +23,8 @@ def predict(
 ) -> list[dict[str, Any]]:
     """One answer per image; `after` is None for a model that has nothing to adapt with.
 
-    With `everything` an answer has the probabilities of all classes. `adapted` says whether the step was used: not where
-    the model has nothing to adapt with or the gate was shut.
+    With `everything` an answer has the probabilities of all classes. `adapted` says whether the step was used: not
+    where the model has nothing to adapt with or the gate was shut.
     """
     if not len(images):
         raise InputError("Expected at least one image to predict, got none.")

@@ -146,9 +146,7 @@ def _first_views(model: MT3Model, image: Pixels, adaptation: Adaptation) -> list
     assert model.objective is not None
     own = as_tensor(image[None], model.device)[0]
     views = model.objective.test_views(as_float(own, model.dtype), adaptation.views, image_generator(own, 0)).images
-    together = views.unflatten(0, (model.objective.images_per_view, adaptation.views)).transpose(
-        0, 1
-    )  # (K, n, 3, H, H)
+    together = views.view(-1, adaptation.views, *own.shape).transpose(0, 1)  # (K, images of a view, 3, H, H)
     pixels = (255 * together[:SHOWN_VIEWS]).round().byte().permute(0, 1, 3, 4, 2).cpu().numpy()
     return [[base64.b64encode(png(view)).decode() for view in group] for group in pixels]
 
