@@ -28,14 +28,14 @@ def served_model() -> mt3.MT3Model:
 
 
 @contextmanager
-def served(model: mt3.MT3Model | None = None, **limits: Any) -> Iterator[str]:
+def served(model: mt3.MT3Model | None = None, name: str = "small", **limits: Any) -> Iterator[str]:
     """The address of a server on a free port, whose limits are these."""
     import uvicorn
 
     from mt3.service.app import create_app
     from mt3.service.server import listen
 
-    app = create_app(model or served_model(), "small", Limits(**limits))
+    app = create_app(model or served_model(), name, Limits(**limits))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
     with listen("127.0.0.1", 0) as door:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
