@@ -3,6 +3,8 @@
 `MT3_SCREENSHOTS=docs` makes the pictures in docs/ again.
 """
 
+import base64
+import io
 import os
 import shutil
 import time
@@ -108,22 +110,14 @@ def choose(browser, name: str, value: str) -> None:
     Select(browser.find_element(By.ID, name)).select_by_value(value)
 
 
-def keep(browser, name: str, *parts: str) -> None:
-    """Keep a picture of these sections, or of the whole page, where one is asked for."""
-    folder = os.environ.get("MT3_SCREENSHOTS")
-    if not folder:
-        return
+def keep(browser, path: Path) -> None:
+    """Keep a picture of the whole page, in few colours."""
     time.sleep(0.5)  # bars move
     size = browser.execute_script("return [innerWidth, document.documentElement.scrollHeight]")
     clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
     shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
-    import base64
-    import io
-
     picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
-    picture.quantize(128, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
-        Path(folder) / f"page-{name}.png", optimize=True
-    )
+    picture.quantize(128, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def test_the_page_opens_with_an_answer_of_the_model(browser, page):
@@ -244,7 +238,8 @@ def test_words_can_be_read_in_light_and_dark(browser, page, scheme):
             .filter((e) => e.offsetParent && e.textContent.trim() && !e.disabled).map((e) => {
                 let ground = e;
                 while (getComputedStyle(ground).backgroundColor.endsWith(', 0)')) ground = ground.parentElement;
-                return [e.textContent.trim().slice(0, 30), getComputedStyle(e).color, getComputedStyle(ground).backgroundColor];
+                const [ink, behind] = [getComputedStyle(e).color, getComputedStyle(ground).backgroundColor];
+                return [e.textContent.trim().slice(0, 30), ink, behind];
             });"""
     found = browser.execute_script(script)
     assert len(found) > 40
@@ -267,15 +262,18 @@ def test_nothing_is_wider_than_the_window(browser, page, size):
     assert width <= window
 
 
-@pytest.mark.parametrize(("name", "size", "scheme"), [("wide", WIDE, "light"), ("narrow", NARROW, "light"), ("dark", WIDE, "dark")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "size", "scheme"), [("wide", WIDE, "light"), ("narrow", NARROW, "light"), ("dark", WIDE, "dark")]
+)
 def test_pictures_for_the_docs(browser, page, name, size, scheme):
-    if not os.environ.get("MT3_SCREENSHOTS"):
+    folder = os.environ.get("MT3_SCREENSHOTS")
+    if not folder:
         pytest.skip("set MT3_SCREENSHOTS to a folder to make the pictures of the page")
     open_page(browser, page, size, scheme)
     browser.find_element(By.ID, "play").click()
     wait(browser, lambda: len(score(browser)) == 3 and int(score(browser)[0].split()[0]) >= 60)
     browser.find_element(By.ID, "play").click()
-    keep(browser, name)
+    keep(browser, Path(folder) / f"page-{name}.png")
 
 
 def test_nothing_was_refused_or_failed_in_the_browser(browser, page):
