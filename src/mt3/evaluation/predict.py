@@ -17,7 +17,7 @@ from mt3.support.errors import InputError
 def predict(
     model: MT3Model,
     images: Sequence[NDArray[np.uint8]],  # (H, H, 3) each
-    adaptation: Adaptation | None = None,  # none: the model's own
+    adaptation: Adaptation | None = None,  # none: the model's own, if it has one
     seed: int = 0,
     everything: bool = False,
 ) -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ def predict(
         raise InputError("Expected at least one image to predict, got none.")
     batch = model.check_images(as_tensor(np.stack(list(images)), model.device))
     model.eval()
-    if model.objective is None:
+    if model.objective is None and adaptation is None:
         with torch.no_grad():
             logits = model(batch)
         return [{"before": _answer(model, own, everything), "after": None, "adapted": False} for own in logits]
@@ -47,6 +47,18 @@ def predict(
             "gradient_norm": compared.grad_norm[i].item(),
         }
         for i in range(len(batch))
+    ]
+
+
+def predict_next(adapter: Adapter, images: Sequence[NDArray[np.uint8]]) -> list[dict[str, Any]]:
+    """Answers to the next images of a stream, by the model as it is and by what it has become."""
+    model = adapter.model
+    assert isinstance(model, MT3Model)
+    batch = as_tensor(np.stack(list(images)), model.device)
+    pairs = zip(adapter.unadapted(batch), adapter(batch), strict=True)
+    return [
+        {"before": _answer(model, before, False), "after": _answer(model, after, False), "adapted": True}
+        for before, after in pairs
     ]
 
 

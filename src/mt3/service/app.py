@@ -15,10 +15,10 @@ from mt3 import corruptions
 from mt3.data.image_files import TooLargeError
 from mt3.models.classifier import MT3Model
 from mt3.service.describe import EXAMPLES, PAGE, describe
-from mt3.service.engine import NO_CORRUPTION, Engine
+from mt3.service.engine import NO_CORRUPTION, Engine, stream_methods
 from mt3.service.guard import Guard, refusal
 from mt3.service.limits import Limits, Refused
-from mt3.service.uploads import Upload, read_upload
+from mt3.service.uploads import Upload, read_upload, read_words
 from mt3.support.errors import InputError, shown
 from mt3.support.version import __version__
 
@@ -94,6 +94,25 @@ async def corrupt(request: Request) -> Response:
     return Response(content, media_type="image/png")
 
 
+async def begin_stream(request: Request) -> Response:
+    words = await read_words(request, ("options",))
+    name, adaptation = _engine(request).begin_stream(words.get("options", {}))
+    seconds = _engine(request).limits.stream_seconds
+    return JSONResponse({"id": name, "seconds": seconds, "adaptation": adaptation.to_dict()}, 201)
+
+
+async def predict_next(request: Request, stream: str) -> Response:
+    engine = _engine(request)
+    engine.sessions.find(stream)  # before anything else is wrong
+    asked = await read_upload(request, engine.limits)
+    return JSONResponse({"answers": await engine.predict_next(stream, asked.images)})
+
+
+async def end_stream(request: Request, stream: str) -> Response:
+    _engine(request).sessions.end(stream)
+    return Response(status_code=204)
+
+
 async def about(request: Request) -> Response:
     engine = _engine(request)
     model = engine.model
@@ -107,6 +126,7 @@ async def about(request: Request) -> Response:
             "adaptation": model.adaptation.to_dict() if adapts else None,
             "limits": asdict(engine.limits),
             "corruptions": list(corruptions.available()),
+            "streams": [{"name": name, "title": title} for name, title in stream_methods(model).items()],
             "examples": [{"file": f"page/examples/{file.name}", "class": kind} for kind, file in EXAMPLES],
         }
     )
@@ -125,6 +145,9 @@ PATHS: dict[str, tuple[str, Any]] = {
     "/predict": ("POST", predict),
     "/explain": ("POST", explain),
     "/corrupt": ("POST", corrupt),
+    "/streams": ("POST", begin_stream),
+    "/streams/{stream}/predict": ("POST", predict_next),
+    "/streams/{stream}": ("DELETE", end_stream),
     "/about": ("GET", about),
     "/health": ("GET", health),
     "/metrics": ("GET", metrics),

@@ -8,9 +8,11 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from mt3.config.adaptation import BOUNDS, LAYERS
+from mt3.config.adaptation import ANSWERS, BOUNDS, LAYERS, RESETS
+from mt3.config.rivals import RIVALS
 from mt3.corruptions import CORRUPTIONS
-from mt3.service.limits import Limits
+from mt3.service.limits import OPTIONS, STREAM_OPTIONS, Limits
+from mt3.support.errors import name_list
 from mt3.support.version import __version__
 
 PAGE = Path(str(resources.files("mt3"))) / "service" / "page"
@@ -24,11 +26,15 @@ WORDS = {
     "/predict": "Adapt to each image by itself, answer, and discard the step.",
     "/explain": "The answer for one image with all probabilities, the loss after every step, and the views.",
     "/corrupt": "One image as the model gets it, under a corruption of the benchmarks.",
+    "/streams": "Begin a stream, which keeps its steps from image to image, with a guard.",
+    "/streams/{stream}/predict": "Answer the next images of a stream.",
+    "/streams/{stream}": "End a stream.",
     "/about": "The model, its classes, how it adapts, and the limits of this server.",
     "/health": "Whether the server answers.",
     "/metrics": "Counts for Prometheus.",
 }
 REFUSALS = {
+    404: "No such stream: it ended, or another server process has it",
     413: "Too large: the body, an image, or their number",
     422: "Not what was expected",
     429: "Too much at the moment; try again after the seconds in Retry-After",
@@ -66,6 +72,12 @@ ANSWER = _object(
     loss_after=NUMBER,
     gradient_norm=NUMBER,
 )
+STREAM = _object(
+    ["id", "seconds", "adaptation"],
+    id=TEXT,
+    seconds=NUMBER | {"description": "Without a request after which the stream is forgotten."},
+    adaptation={"type": "object", "description": "How the stream adapts, as mt3.Adaptation."},
+)
 EXPLANATION = {
     "allOf": [
         _ref("Answer"),
@@ -79,20 +91,26 @@ EXPLANATION = {
 }
 
 
-def options_schema(limits: Limits) -> Schema:
+def options_schema(limits: Limits, names: tuple[str, ...]) -> Schema:
     """What a request may say about its adaptation."""
-    properties: dict[str, Schema] = {
+    known: dict[str, Schema] = {
+        "method": {"type": "string", "enum": list(RIVALS)},
         "steps": {"type": "integer", "minimum": 0, "maximum": limits.max_steps},
         "lr": {"type": "number", "minimum": BOUNDS["lr"][0], "maximum": BOUNDS["lr"][1]},
         "views": {"type": "integer", "minimum": 1, "maximum": limits.max_views},
         "layers": {"type": "string", "enum": list(LAYERS)},
         "gate": {"type": "number", "minimum": 0, "maximum": 1},
+        "momentum": {"type": "number", "minimum": 0, "maximum": 1},
+        "batch": {"type": "integer", "minimum": 1, "maximum": limits.images},
+        "answer": {"type": "string", "enum": list(ANSWERS)},
+        "reset": {"type": "string", "description": f"One of {name_list(RESETS)}."},
     }
-    about = "Fields of mt3.Adaptation; what is left out is as the model was trained for."
+    about = "Fields of mt3.Adaptation, and a method's name; what is left out is as the model was trained for."
+    properties = {name: known[name] for name in names}
     return {"type": "object", "description": about, "properties": properties, "additionalProperties": False}
 
 
-def _body(limits: Limits, most: int, more: dict[str, Schema], example: dict[str, Any]) -> Schema:
+def _body(most: int, more: dict[str, Schema], example: dict[str, Any]) -> Schema:
     """A body with images, as a form or as JSON; the example is of JSON."""
     encoded = {"type": "string", "format": "byte", "contentEncoding": "base64"}
     file = {"type": "string", "format": "binary"}
@@ -104,16 +122,8 @@ def _body(limits: Limits, most: int, more: dict[str, Schema], example: dict[str,
     return {"required": True, "content": bodies}
 
 
-def describe(app: FastAPI, limits: Limits) -> Schema:
-    """OpenAPI's description of an application with these limits."""
-    if app.openapi_schema:
-        return app.openapi_schema
-    about = "Image classifiers that adapt to each single image before they answer."
-    found = get_openapi(title="mt3", version=__version__, description=about, routes=app.routes)
-    found["components"] = {
-        "schemas": {"Problem": PROBLEM, "Kind": KIND, "Answer": ANSWER, "Explanation": EXPLANATION}
-        | {"Answers": _object(["answers"], answers=_list(_ref("Answer"))), "Options": options_schema(limits)}
-    }
+def _bodies(limits: Limits) -> dict[str, Schema]:
+    """What is sent to each path; the examples are posted by a test."""
     image = base64.b64encode(EXAMPLES[0][1].read_bytes()).decode()
     asked = {"images": [image], "options": {"steps": 1, "views": 8}}
     options = {"options": _ref("Options")}
@@ -122,28 +132,61 @@ def describe(app: FastAPI, limits: Limits) -> Schema:
         "severity": {"type": "integer", "minimum": 1, "maximum": 5},
         "seed": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1},
     }
-    bodies = {
-        "/predict": _body(limits, limits.images, options, asked),
-        "/explain": _body(limits, 1, options, asked),
-        "/corrupt": _body(limits, 1, corruption, {"images": [image], "corruption": "fog", "severity": 3}),
+    begin = _object([], options=_ref("StreamOptions")) | {"additionalProperties": False}
+    example = {"options": {"method": "tent", "lr": 0.05}}
+    return {
+        "/predict": _body(limits.images, options, asked),
+        "/explain": _body(1, options, asked),
+        "/corrupt": _body(1, corruption, {"images": [image], "corruption": "fog", "severity": 3}),
+        "/streams": {"required": False, "content": {"application/json": {"schema": begin, "example": example}}},
+        "/streams/{stream}/predict": _body(limits.images, {}, {"images": [image]}),
     }
-    answers = {
+
+
+def _answers() -> dict[str, Schema]:
+    """What each path gives where nothing is wrong."""
+    answers = {"application/json": {"schema": _ref("Answers")}}
+    return {
         "/": {"text/html": {"schema": TEXT}},
-        "/predict": {"application/json": {"schema": _ref("Answers")}},
+        "/predict": answers,
         "/explain": {"application/json": {"schema": _ref("Explanation")}},
         "/corrupt": {"image/png": {"schema": TEXT | {"format": "binary"}}},
+        "/streams": {"application/json": {"schema": _ref("Stream")}},
+        "/streams/{stream}/predict": answers,
         "/metrics": {"text/plain": {"schema": TEXT}},
     }
-    plain = {"application/json": {"schema": {"type": "object"}}}
+
+
+def describe(app: FastAPI, limits: Limits) -> Schema:
+    """OpenAPI's description of an application with these limits."""
+    if app.openapi_schema:
+        return app.openapi_schema
+    about = "Image classifiers that adapt to each single image before they answer."
+    found = get_openapi(title="mt3", version=__version__, description=about, routes=app.routes)
+    schemas = {"Problem": PROBLEM, "Kind": KIND, "Answer": ANSWER, "Explanation": EXPLANATION, "Stream": STREAM}
+    schemas["Answers"] = _object(["answers"], answers=_list(_ref("Answer")))
+    schemas["Options"] = options_schema(limits, OPTIONS)
+    schemas["StreamOptions"] = options_schema(limits, STREAM_OPTIONS)
+    found["components"] = {"schemas": schemas}
+    bodies, answers, plain = _bodies(limits), _answers(), {"application/json": {"schema": {"type": "object"}}}
     for path, methods in found["paths"].items():
-        for operation in methods.values():
+        for method, operation in methods.items():
             operation["summary"] = WORDS[path]
-            operation["responses"] = {"200": {"description": "Done", "content": answers.get(path, plain)}}
+            status = "204" if method == "delete" else "201" if path == "/streams" else "200"
+            done: Schema = {"description": "Done"} | ({} if status == "204" else {"content": answers.get(path, plain)})
+            operation["responses"] = {status: done}
             if path in bodies:
                 operation["requestBody"] = bodies[path]
-                operation["responses"] |= {
-                    str(status): {"description": words, "content": {"application/json": {"schema": _ref("Problem")}}}
-                    for status, words in REFUSALS.items()
-                }
+            if path in bodies or method == "delete":
+                operation["responses"] |= _refusals("{stream}" in path)
     app.openapi_schema = found
     return found
+
+
+def _refusals(of_stream: bool) -> Schema:
+    problem = {"application/json": {"schema": _ref("Problem")}}
+    return {
+        str(status): {"description": words, "content": problem}
+        for status, words in REFUSALS.items()
+        if status != 404 or of_stream
+    }

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import io
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -15,15 +16,18 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mt3 import corruptions
-from mt3.adaptation.adapter import Adapter, image_generator
+from mt3.adaptation.adapter import Adapter
+from mt3.adaptation.choose import choose_adaptation, objective_of
+from mt3.adaptation.views import DrawnViews
 from mt3.config.adaptation import Adaptation
+from mt3.config.rivals import RIVALS
 from mt3.data.image_files import read_image_bytes
-from mt3.evaluation.predict import as_tensor, predict
+from mt3.evaluation.predict import as_tensor, predict, predict_next
 from mt3.models.classifier import MT3Model
-from mt3.objectives.augment import as_float
 from mt3.service.batching import Batcher, Run
-from mt3.service.limits import Limits, Refused, check_options
+from mt3.service.limits import STREAM_OPTIONS, Limits, Refused, check_options
 from mt3.service.metrics import Metrics
+from mt3.service.sessions import Sessions
 from mt3.service.uploads import Upload
 from mt3.support.errors import InputError, check_number
 
@@ -32,6 +36,7 @@ SHOWN_VIEWS = 8  # pairs, or single ones
 NO_CORRUPTION = "none"
 
 Pixels = NDArray[np.uint8]
+Read = tuple[Pixels, list[str]]  # an image, and what was done to it
 Found = TypeVar("Found")
 
 
@@ -45,6 +50,8 @@ class Engine:
         self.metrics = metrics or Metrics()
         self.batcher = Batcher(limits.stack, limits.wait, limits.queue, self.metrics.group)
         self.readers = ThreadPoolExecutor(READERS, "mt3-read")
+        self.sessions = Sessions(limits)
+        self.metrics.gauges["mt3_streams_open"] = ("Streams that are remembered.", lambda: len(self.sessions))
         self.metrics.gauges["mt3_images_waiting"] = ("Images in the queue.", lambda: len(self.batcher))
         predict(self.model, [np.zeros((self.size, self.size, 3), np.uint8)])  # the first pass is slow
 
@@ -54,15 +61,29 @@ class Engine:
         self.batcher.close()
 
     def adaptation(self, options: Any) -> Adaptation | None:
-        """How to adapt: as the model does, with what a request replaces; none for a model that cannot."""
-        options = check_options(options, self.limits)
-        if self.model.objective is None:
-            if options:
-                raise InputError("This model has nothing to adapt with; leave out the options.")
+        """How to adapt: as the model does, with what a request replaces; none for a model without a way of its own."""
+        fields = dict(check_options(options, self.limits))
+        if not fields and self.model.objective is None:
             return None
-        adaptation = replace(self.model.adaptation, **options)
-        Adapter(self.model, adaptation)  # refuses layers that could not change an answer
+        adaptation = choose_adaptation(self.model, fields.pop("method", None), fields)
+        if adaptation.carry == "stream":
+            raise InputError("This method answers along a stream, not for single images; begin one with POST /streams.")
+        Adapter(self.model, adaptation)  # refuses what does not go with the model
         return adaptation
+
+    def begin_stream(self, options: Any) -> tuple[str, Adaptation]:
+        """A new stream's id, and how it adapts: with a guard, unless the options say otherwise."""
+        fields = {"reset": "guard"} | check_options(options, self.limits, STREAM_OPTIONS) | {"carry": "stream"}
+        adapter = Adapter(self.model, fields.pop("method", None), **fields)
+        return self.sessions.begin(adapter), adapter.adaptation
+
+    async def predict_next(self, stream: str, uploads: Sequence[Upload]) -> list[dict[str, Any]]:
+        """Answers to the next images of a stream."""
+        read = await self.read(uploads)
+        images = [image for image, _ in read]
+        # found after the images were read, and asked under a key of its own: requests come in the order of their turn
+        (answers,) = await self.compute(object(), [images], partial(_predict_next, self.sessions.find(stream)))
+        return _with_names(uploads, read, answers)
 
     async def predict(self, uploads: Sequence[Upload], options: Any) -> list[dict[str, Any]]:
         """An answer for each image, as `mt3 predict --json` has it."""
@@ -71,10 +92,7 @@ class Engine:
         answers = await self.compute(
             adaptation, [image for image, _ in read], partial(_predict, self.model, adaptation)
         )
-        return [
-            {"image": upload.name, "converted": notes} | answer
-            for upload, (_, notes), answer in zip(uploads, read, answers, strict=True)
-        ]
+        return _with_names(uploads, read, answers)
 
     async def explain(self, upload: Upload, options: Any) -> dict[str, Any]:
         """An answer with what led to it."""
@@ -90,7 +108,7 @@ class Engine:
         check_number("the seed", seed, 0, 2**32 - 1)
         return await self._in_time(self._elsewhere(_corrupt, image, name, severity, seed))
 
-    async def read(self, uploads: Sequence[Upload]) -> list[tuple[Pixels, list[str]]]:
+    async def read(self, uploads: Sequence[Upload]) -> list[Read]:
         """Decode images, cut them and scale them to the model's size."""
         return await self._in_time(asyncio.gather(*(self._elsewhere(self._read, upload) for upload in uploads)))
 
@@ -113,8 +131,30 @@ class Engine:
         except RuntimeError:  # the threads have ended
             raise Refused(503, "The server is shutting down; try again in a moment.", 5) from None
 
-    def _read(self, upload: Upload) -> tuple[Pixels, list[str]]:
+    def _read(self, upload: Upload) -> Read:
         return read_image_bytes(upload.content, self.size, upload.name, self.limits.megapixels * 10**6)
+
+
+def _with_names(uploads: Sequence[Upload], read: Sequence[Read], answers: Sequence[dict[str, Any]]) -> list[Any]:
+    return [
+        {"image": upload.name, "converted": notes} | answer
+        for upload, (_, notes), answer in zip(uploads, read, answers, strict=True)
+    ]
+
+
+def _predict_next(adapter: Adapter, requests: list[list[Pixels]]) -> list[list[dict[str, Any]]]:
+    return [predict_next(adapter, images) for images in requests]
+
+
+def stream_methods(model: MT3Model) -> dict[str, str]:
+    """The methods that can follow a stream of single images with this model, and their titles."""
+    found = {}
+    for name, rival in RIVALS.items():
+        with contextlib.suppress(InputError):
+            if rival.least == 1:
+                Adapter(model, name, carry="stream", reset="guard")
+                found[name] = rival.title
+    return found
 
 
 def _predict(model: MT3Model, adaptation: Adaptation | None, images: list[Pixels]) -> list[dict[str, Any]]:
@@ -143,10 +183,11 @@ def explain(model: MT3Model, image: Pixels, adaptation: Adaptation | None) -> di
 
 def _first_views(model: MT3Model, image: Pixels, adaptation: Adaptation) -> list[list[str]]:
     """The views of the first step as PNG files in base64; those that are compared with each other are together."""
-    assert model.objective is not None
-    own = as_tensor(image[None], model.device)[0]
-    views = model.objective.test_views(as_float(own, model.dtype), adaptation.views, image_generator(own, 0)).images
-    together = views.view(-1, adaptation.views, *own.shape).transpose(0, 1)  # (K, images of a view, 3, H, H)
+    objective = objective_of(adaptation)
+    if objective is None or not objective.draws_views:
+        return []
+    (views,) = DrawnViews(model, adaptation, as_tensor(image[None], model.device), 0)(0).images
+    together = views.view(-1, adaptation.views, *views.shape[1:]).transpose(0, 1)  # (K, images of a view, 3, H, H)
     pixels = (255 * together[:SHOWN_VIEWS]).round().byte().permute(0, 1, 3, 4, 2).cpu().numpy()
     return [[base64.b64encode(png(view)).decode() for view in group] for group in pixels]
 

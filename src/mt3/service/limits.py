@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from mt3.support.errors import InputError, check_number, one_of
+from mt3.support.errors import InputError, check_number, one_of, shown
 
 OPTIONS = ("method", "steps", "lr", "views", "layers", "gate")  # what a request may say about its adaptation
+STREAM_OPTIONS = ("method", "steps", "lr", "views", "layers", "momentum", "batch", "answer", "reset")
 
 
 class Refused(Exception):  # noqa: N818  it is an answer
@@ -49,14 +50,20 @@ class Limits:
             raise InputError(f"Expected a queue of at least the {self.images} images of a request, got {self.queue}.")
 
 
-def check_options(options: Any, limits: Limits) -> dict[str, Any]:
+def check_options(options: Any, limits: Limits, valid: tuple[str, ...] = OPTIONS) -> dict[str, Any]:
     """Options of a request whose names and sizes are within the limits; their values are for `Adaptation` to check."""
     if not isinstance(options, dict):
         raise InputError('Expected options to be an object, such as {"steps": 2}.')
-    unknown = [name for name in options if name not in OPTIONS]
+    unknown = [name for name in options if name not in valid]
     if unknown:
-        raise InputError(one_of("option", unknown[0], OPTIONS))
-    for name, most in (("steps", limits.max_steps), ("views", limits.max_views)):
+        raise InputError(one_of("option", unknown[0], valid))
+    for name, low, most in (
+        ("steps", 0, limits.max_steps),
+        ("views", 1, limits.max_views),
+        ("batch", 1, limits.images),
+    ):
         if name in options:
-            check_number(name, options[name], 0 if name == "steps" else 1, most)
+            check_number(name, options[name], low, most)
+    if not isinstance(options.get("method", ""), str):
+        raise InputError(f"Expected a method's name, got {shown(repr(options['method']))}.")
     return options

@@ -9,7 +9,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
 from mt3.service.limits import Limits, Refused
-from mt3.support.errors import InputError, name_list, one_of, shown
+from mt3.support.errors import InputError, one_of, shown
 
 MAX_PARTS = 1000  # of a form; the body's length bounds their memory
 PLAIN = ("corruption",)  # fields of a form that are text and not JSON
@@ -32,6 +32,26 @@ class Asked(NamedTuple):
 
 async def read_upload(request: Request, limits: Limits, words: tuple[str, ...] = ()) -> Asked:
     """The images of a request and, of its other fields, those in `words`."""
+    asked = await _read(request, ("images", *words))
+    if not asked.images:
+        raise InputError("Expected at least one image in the field images, got none.")
+    if len(asked.images) > limits.images:
+        sentence = f"Expected at most {limits.images} images in a request, got {len(asked.images)}; send them apart."
+        raise Refused(413, sentence)
+    return asked
+
+
+async def read_words(request: Request, words: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a request without images; an empty body has none."""
+    if not await request.body():
+        return {}
+    asked = await _read(request, words)
+    if asked.images:
+        raise InputError("Expected no images here, got some; leave them out.")
+    return asked.words
+
+
+async def _read(request: Request, fields: tuple[str, ...]) -> Asked:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         images, found = await _read_form(request)
@@ -39,26 +59,10 @@ async def read_upload(request: Request, limits: Limits, words: tuple[str, ...] =
         images, found = _read_json(await request.body())
     else:
         raise InputError(f"Expected a body of {TYPES}, got '{shown(kind)}'.")
-    unknown = [name for name in found if name not in words]
+    unknown = [name for name in found if name not in fields]
     if unknown:
-        raise InputError(one_of("field", unknown[0], ("images", *words)))
-    if not images:
-        raise InputError("Expected at least one image in the field images, got none.")
-    if len(images) > limits.images:
-        raise Refused(413, f"Expected at most {limits.images} images in a request, got {len(images)}; send them apart.")
+        raise InputError(one_of("field", unknown[0], fields))
     return Asked(images, found)
-
-
-async def read_words(request: Request, words: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of a JSON body without images; an empty body has none."""
-    body = await request.body()
-    found = parse_json(body) if body.strip() else {}
-    if not isinstance(found, dict):
-        raise InputError(f"Expected an object with {name_list(words)} in JSON, got {_kind(found)}.")
-    unknown = [name for name in found if name not in words]
-    if unknown:
-        raise InputError(one_of("field", unknown[0], words))
-    return found
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -96,7 +100,7 @@ async def _form_parts(form: FormData) -> tuple[list[Upload], dict[str, Any]]:
 
 def _read_json(body: bytes) -> tuple[list[Upload], dict[str, Any]]:
     found = parse_json(body)
-    given = found.pop("images", None) if isinstance(found, dict) else None
+    given = found.pop("images", []) if isinstance(found, dict) else None
     if not isinstance(given, list):
         raise InputError('Expected an object with a list of images, as {"images": ["iVBORw0..."]}.')
     images = []

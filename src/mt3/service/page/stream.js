@@ -16,7 +16,7 @@ export function setUpStream(about) {
   at("play").disabled = at("again").disabled = !known || !server.adaptation;
   at("mode").append(element("option", { value: "", textContent: "each image by itself" }));
   for (const { name, title } of server.streams ?? []) {
-    at("mode").append(element("option", { value: name, textContent: title }));
+    at("mode").append(element("option", { value: name, textContent: `all so far, ${title === "own" ? "in its own way" : `by ${title}`}` }));
   }
   at("stream-corruption").append(element("option", { value: CHANGING, textContent: `another one every ${CHANGE}` }));
   for (const name of server.corruptions) {
