@@ -1,8 +1,8 @@
 """Streams: sessions that keep what a model has become along the images of one user, for some time."""
 
 import secrets
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from time import monotonic
 
 from mt3.adaptation.adapter import Adapter
 from mt3.service.limits import Limits, Refused
@@ -13,7 +13,7 @@ class Session:
     """A stream, and when it was last asked."""
 
     adapter: Adapter
-    used: float = field(default_factory=time.monotonic)
+    used: float
 
 
 class Sessions:
@@ -32,14 +32,14 @@ class Sessions:
         if len(self) >= self.limits.streams:
             raise Refused(429, f"{self.limits.streams} streams are open already; end one, or try again later.", 60)
         name = secrets.token_urlsafe(16)
-        self._open[name] = Session(adapter)
+        self._open[name] = Session(adapter, monotonic())
         return name
 
     def find(self, name: str) -> Adapter:
         self._forget_old()
         if name not in self._open:
             raise Refused(404, "There is no such stream here; it ended, or another server process has it.")
-        self._open[name].used = time.monotonic()
+        self._open[name].used = monotonic()
         return self._open[name].adapter
 
     def end(self, name: str) -> None:
@@ -47,5 +47,5 @@ class Sessions:
         del self._open[name]
 
     def _forget_old(self) -> None:
-        oldest = time.monotonic() - self.limits.stream_seconds
+        oldest = monotonic() - self.limits.stream_seconds
         self._open = {name: session for name, session in self._open.items() if session.used >= oldest}
