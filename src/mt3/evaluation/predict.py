@@ -13,6 +13,8 @@ from mt3.config.adaptation import Adaptation
 from mt3.models.classifier import MT3Model
 from mt3.support.errors import InputError
 
+NOT_FINITE = "The model's answer is not finite; lower lr, or train it again."
+
 
 def predict(
     model: MT3Model,
@@ -37,6 +39,8 @@ def predict(
     adapter = Adapter(model, adaptation, seed=seed)
     compared = adapter.compare(batch)
     kept = adapter.keeps(compared.before)
+    if not torch.stack([compared.loss_before, compared.loss_after, compared.grad_norm]).isfinite().all():
+        raise InputError(NOT_FINITE)  # JSON has no word for it
     return [
         {
             "before": _answer(model, compared.before[i], everything),
@@ -79,5 +83,5 @@ def probabilities(logits: Tensor) -> NDArray[np.float32]:
     """Of the classes, the last axis; an answer that is not finite is refused."""
     p = np.asarray(logits.float().softmax(-1).cpu().numpy())
     if not np.isfinite(p).all():
-        raise InputError("The model's answer is not finite; lower lr, or train it again.")
+        raise InputError(NOT_FINITE)
     return p

@@ -67,9 +67,15 @@ async def _read(request: Request, fields: tuple[str, ...]) -> Asked:
 
 def parse_json(text: str | bytes) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=_number)
     except (ValueError, RecursionError):  # the first for bytes that are no text, too
         raise InputError(f"Expected JSON, got '{shown(repr(text[:40]))}'.") from None
+
+
+def _number(text: str) -> float:
+    """JSON knows one kind of number, so that 2.0 is a whole one."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 async def _read_form(request: Request) -> tuple[list[Upload], dict[str, Any]]:
