@@ -151,7 +151,7 @@ def test_sliders_and_lists_change_the_preview_and_the_answer(browser, page):
     changed(browser, lambda: steps.send_keys(Keys.ARROW_UP))
     assert len(browser.find_elements(By.CSS_SELECTOR, "#loss circle")) == 3
     changed(browser, lambda: steps.send_keys(Keys.BACKSPACE, "99"))
-    assert text(browser, "problem") == "Expected steps to be a whole number from 0 to 10, got 99."
+    assert text(browser, "problem") == "Expected steps to be a whole number from 0 to 5, got 99."
 
 
 def test_a_photo_is_uploaded(browser, page, tmp_path):

@@ -15,7 +15,7 @@ from mt3 import corruptions
 from mt3.data.image_files import TooLargeError
 from mt3.models.classifier import MT3Model
 from mt3.service.describe import EXAMPLES, PAGE, describe
-from mt3.service.engine import NO_CORRUPTION, Engine, stream_methods
+from mt3.service.engine import EXPLAINED_STEPS, NO_CORRUPTION, Engine, stream_methods
 from mt3.service.guard import Guard, refusal
 from mt3.service.limits import Limits, Refused
 from mt3.service.uploads import Upload, read_upload, read_words
@@ -124,7 +124,7 @@ async def about(request: Request) -> Response:
             "size": engine.size,
             "classes": list(model.classes or map(str, range(model.num_classes))),
             "adaptation": model.adaptation.to_dict() if adapts else None,
-            "limits": asdict(engine.limits),
+            "limits": asdict(engine.limits) | {"explained_steps": min(EXPLAINED_STEPS, engine.limits.max_steps)},
             "corruptions": list(corruptions.available()),
             "streams": [{"name": name, "title": title} for name, title in stream_methods(model).items()],
             "examples": [{"file": f"page/examples/{file.name}", "class": kind} for kind, file in EXAMPLES],

@@ -33,6 +33,7 @@ from mt3.support.errors import InputError, check_number
 
 READERS = 2  # images decoded at a time, which bounds the memory of decoding
 SHOWN_VIEWS = 8  # pairs, or single ones
+EXPLAINED_STEPS = 5  # at most: the loss after each of M steps takes M (M + 1) / 2 of them
 NO_CORRUPTION = "none"
 
 Pixels = NDArray[np.uint8]
@@ -97,6 +98,8 @@ class Engine:
     async def explain(self, upload: Upload, options: Any) -> dict[str, Any]:
         """An answer with what led to it."""
         adaptation = self.adaptation(options)
+        if adaptation is not None:
+            check_number("steps", adaptation.steps, 0, min(EXPLAINED_STEPS, self.limits.max_steps))
         ((image, notes),) = await self.read([upload])
         found: dict[str, Any]
         (found,) = await self.compute(object(), [image], partial(_explain, self.model, adaptation))

@@ -136,10 +136,11 @@ function setUpFields() {
     at("severity-shown").value = at("severity").value;
     change();
   });
+  at("steps").max = server.limits.explained_steps;
+  at("views").max = server.limits.max_views;
   for (const name of ["steps", "lr", "views"]) {
     at(name).disabled = !server.adaptation;
     at(name).value = server.adaptation?.[name] ?? "";
-    if (name !== "lr") at(name).max = server.limits[`max_${name}`];
     at(name).addEventListener("input", change);
   }
 }
