@@ -6,6 +6,7 @@
 import base64
 import io
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from PIL import Image
 
 import mt3
 from mt3.service import DEFAULT_MODEL
-from serving import served
+from serving import ask, served
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="driving the page needs selenium")
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -150,8 +151,8 @@ def test_sliders_and_lists_change_the_preview_and_the_answer(browser, page):
     steps = browser.find_element(By.ID, "steps")
     changed(browser, lambda: steps.send_keys(Keys.ARROW_UP))
     assert len(browser.find_elements(By.CSS_SELECTOR, "#loss circle")) == 3
-    changed(browser, lambda: steps.send_keys(Keys.BACKSPACE, "99"))
-    assert text(browser, "problem") == "Expected steps to be a whole number from 0 to 5, got 99."
+    changed(browser, lambda: steps.send_keys(Keys.BACKSPACE, "9"))
+    assert text(browser, "problem") == "Expected steps to be a whole number from 0 to 5, got 9."
 
 
 def test_a_photo_is_uploaded(browser, page, tmp_path):
@@ -203,6 +204,19 @@ def test_a_stream_plays_and_draws_both_accuracies(browser, page):
         assert len(points.split()) == number
     browser.find_element(By.ID, "again").click()
     assert text(browser, "score") == "Press Play."
+
+
+def test_a_stream_that_keeps_its_steps_plays_too(browser, page):
+    open_page(browser, page)
+    choose(browser, "mode", "own")
+    play = browser.find_element(By.ID, "play")
+    play.click()
+    wait(browser, lambda: len(score(browser)) == 3 and int(score(browser)[0].split()[0]) >= 2)
+    play.click()
+    assert ask(f"{page}/metrics")[1].decode().count("mt3_streams_open 1\n") == 1
+    browser.find_element(By.ID, "again").click()
+    wait(browser, lambda: "mt3_streams_open 0\n" in ask(f"{page}/metrics")[1].decode())
+    assert not browser.find_element(By.ID, "problem").is_displayed()
 
 
 def test_everything_can_be_reached_by_keyboard(browser, page):
@@ -260,6 +274,22 @@ def test_nothing_is_wider_than_the_window(browser, page, size):
     width, window = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert window == size[0]
     assert width <= window
+
+
+def test_javascript_of_the_how_to_runs_as_printed(browser, page):
+    open_page(browser, page)
+    told = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    (block,) = re.findall(r"```js\n(.*?)```", told, re.DOTALL)
+    setup = "const lines = [], console = { log: (...words) => lines.push(words) }, photos = [];"
+    setup += (
+        "for (const name of ['cat-1', 'ship-2']) photos.push(await (await fetch(`page/examples/${name}.png`)).blob());"
+    )
+    code = block.replace("http://127.0.0.1:8000", page)
+    run = f"(async () => {{ {setup} {code}; return lines; }})()"
+    script = f"const done = arguments[0]; {run}.then(done, (error) => done(`${{error}}`));"
+    lines = browser.execute_async_script(script)
+    assert [len(line) for line in lines] == [2, 2], lines
+    assert {name for line in lines for name in line} <= set(mt3.load(DEFAULT_MODEL).classes)
 
 
 @pytest.mark.parametrize(
