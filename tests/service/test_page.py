@@ -118,7 +118,7 @@ def keep(browser, path: Path) -> None:
     clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
     shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
     picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
-    picture.quantize(128, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(path, optimize=True)
+    picture.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def test_the_page_opens_with_an_answer_of_the_model(browser, page):

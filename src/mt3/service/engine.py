@@ -20,7 +20,7 @@ from mt3.adaptation.adapter import Adapter
 from mt3.adaptation.choose import choose_adaptation, objective_of
 from mt3.adaptation.views import DrawnViews
 from mt3.config.adaptation import Adaptation
-from mt3.config.rivals import RIVALS
+from mt3.config.rivals import get_rival
 from mt3.data.image_files import read_image_bytes
 from mt3.evaluation.predict import as_tensor, predict, predict_next
 from mt3.models.classifier import MT3Model
@@ -35,6 +35,7 @@ READERS = 2  # images decoded at a time, which bounds the memory of decoding
 SHOWN_VIEWS = 8  # pairs, or single ones
 EXPLAINED_STEPS = 5  # at most: the loss after each of M steps takes M (M + 1) / 2 of them
 NO_CORRUPTION = "none"
+STREAMS = ("own", "tent", "sar", "t3a")  # what the page offers; a request may name any method
 
 Pixels = NDArray[np.uint8]
 Read = tuple[Pixels, list[str]]  # an image, and what was done to it
@@ -150,13 +151,12 @@ def _predict_next(adapter: Adapter, requests: list[list[Pixels]]) -> list[list[d
 
 
 def stream_methods(model: MT3Model) -> dict[str, str]:
-    """The methods that can follow a stream of single images with this model, and their titles."""
+    """Of the methods made for streams, those that can follow one of single images with this model, and their titles."""
     found = {}
-    for name, rival in RIVALS.items():
+    for name in STREAMS:
         with contextlib.suppress(InputError):
-            if rival.least == 1:
-                Adapter(model, name, carry="stream", reset="guard")
-                found[name] = rival.title
+            Adapter(model, name, carry="stream", reset="guard")
+            found[name] = get_rival(name).title
     return found
 
 

@@ -18,7 +18,7 @@ export function setUpStream(about) {
   for (const { name, title } of server.streams ?? []) {
     at("mode").append(element("option", { value: name, textContent: `all so far, ${title === "own" ? "in its own way" : `by ${title}`}` }));
   }
-  at("stream-corruption").append(element("option", { value: CHANGING, textContent: `another one every ${CHANGE}` }));
+  at("stream-corruption").append(element("option", { value: CHANGING, textContent: `changes every ${CHANGE}` }));
   for (const name of server.corruptions) {
     at("stream-corruption").append(element("option", { value: name, textContent: plain(name) }));
   }
