@@ -70,6 +70,15 @@ def test_an_explanation_has_what_led_to_the_answer(url, photos, pixels):
             np.testing.assert_allclose(shown, wanted_pixels, atol=0.51)
 
 
+def test_a_loss_that_is_not_a_number_is_none(url, photos):
+    """SAR leaves out images of which it is not sure, and then has no loss; the answer stays."""
+    asked = {"images": [encoded(photos[0])], "options": {"method": "sar"}}
+    (answer,) = ask(f"{url}/predict", asked)[1]["answers"]
+    assert (answer["loss_before"], answer["loss_after"]) == (None, None)
+    assert answer["after"]["probability"] == pytest.approx(answer["before"]["probability"], abs=1e-6)
+    assert ask(f"{url}/explain", asked)[1]["losses"] == [None, None]
+
+
 def test_a_corrupted_image_is_that_of_the_package(url, photos, pixels):
     body, kind = form(("images", "a.png", photos[5]), ("corruption", None, b"fog"), ("severity", None, b"3"))
     status, got = ask(f"{url}/corrupt", body, **{"content-type": kind})

@@ -39,16 +39,14 @@ def predict(
     adapter = Adapter(model, adaptation, seed=seed)
     compared = adapter.compare(batch)
     kept = adapter.keeps(compared.before)
-    if not torch.stack([compared.loss_before, compared.loss_after, compared.grad_norm]).isfinite().all():
-        raise InputError(NOT_FINITE)  # JSON has no word for it
     return [
         {
             "before": _answer(model, compared.before[i], everything),
             "after": _answer(model, compared.after[i], everything),
             "adapted": not kept[i].item(),
-            "loss_before": compared.loss_before[i].item(),
-            "loss_after": compared.loss_after[i].item(),
-            "gradient_norm": compared.grad_norm[i].item(),
+            "loss_before": _finite(compared.loss_before[i]),
+            "loss_after": _finite(compared.loss_after[i]),
+            "gradient_norm": _finite(compared.grad_norm[i]),
         }
         for i in range(len(batch))
     ]
@@ -64,6 +62,11 @@ def predict_next(adapter: Adapter, images: Sequence[NDArray[np.uint8]]) -> list[
         {"before": _answer(model, before, False), "after": _answer(model, after, False), "adapted": True}
         for before, after in pairs
     ]
+
+
+def _finite(value: Tensor) -> float | None:
+    """A number; none for what JSON has no word for, as the loss of a method that left the image out."""
+    return value.item() if value.isfinite() else None
 
 
 def _answer(model: MT3Model, logits: Tensor, everything: bool) -> dict[str, Any]:

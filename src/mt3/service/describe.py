@@ -56,6 +56,7 @@ def _ref(name: str) -> Schema:
 
 TEXT: Schema = {"type": "string"}
 NUMBER: Schema = {"type": "number"}
+MAYBE: Schema = {"type": ["number", "null"], "description": "None where it is not finite."}
 PROBLEM = _object(["error"], error=TEXT | {"description": "One sentence: what was expected, what came, what to do."})
 KIND = _object(
     ["class", "index", "probability"],
@@ -68,9 +69,9 @@ ANSWER = _object(
     before=_ref("Kind"),
     after={"anyOf": [_ref("Kind"), {"type": "null"}], "description": "None where the model cannot adapt."},
     adapted={"type": "boolean", "description": "Not where the model was sure enough already."},
-    loss_before=NUMBER,
-    loss_after=NUMBER,
-    gradient_norm=NUMBER,
+    loss_before=MAYBE,
+    loss_after=MAYBE,
+    gradient_norm=MAYBE,
 )
 STREAM = _object(
     ["id", "seconds", "adaptation"],
@@ -84,7 +85,7 @@ EXPLANATION = {
         _object(
             ["seconds", "losses", "views"],
             seconds=NUMBER,
-            losses=_list(NUMBER, description="Before the first step, and after each; of the first step's views."),
+            losses=_list(MAYBE, description="Before the first step, and after each; of the first step's views."),
             views=_list(_list(TEXT), description="PNG files in base64; those compared with each other are together."),
         ),
     ]

@@ -60,7 +60,7 @@ function explain(answer, seconds) {
   drawBars(at("bars"), server.classes, answer, photo.label);
   at("verdict").replaceChildren(...verdict(answer));
   drawViews(at("views-shown"), answer.views);
-  const { losses } = answer;
+  const losses = answer.losses.filter((value) => value !== null);
   if (losses.length) {
     const high = Math.max(...losses, 1e-6);
     drawChart(at("loss"), [{ name: "after", values: losses }], {
