@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from mt3 import corruptions
 from mt3.config.adaptation import Adaptation
+from mt3.config.streams import ANEW, STREAMS
 from mt3.data import CorruptedSet, Dataset
 from mt3.models.classifier import MT3Model
 from mt3.models.store import tensors_hash
 from mt3.objectives.augment import SIDE
-from mt3.support.errors import InputError
+from mt3.support.errors import InputError, one_of
 from mt3.support.version import __version__
 
 CLEAN = ("clean", 0)
@@ -84,10 +85,14 @@ class Protocol:
     severities: tuple[int, ...] = (5,)
     limit: int | None = None  # images; none: all of them
     controls: bool = False  # also adapt on other images, to split the gain
+    confidence: bool = False  # also ask about copies of each image, to see how far answers agree
     adaptation: Adaptation | None = None  # none: the model as it is
-    seed: int = 0  # of the views
+    method: str = "own"  # the name of that adaptation; own: the model's
+    stream: str | None = None  # along which steps are kept; none: each image is adapted to by itself
+    seed: int = 0  # of the views, and of a stream's order
     label: str = ""  # what a report calls this variant; the reference has none
     sweep: bool = False  # a point of a sweep over steps, views or learning rate
+    tuned: dict[str, Any] | None = field(default=None, hash=False)  # how the adaptation was chosen, if by `mt3 tune`
     run: dict[str, Any] | None = field(default=None, hash=False)  # how the model was trained, if that is known
 
     @property
@@ -110,6 +115,16 @@ def describe(protocol: Protocol, model: MT3Model, images: TestImages) -> dict[st
         raise InputError("The clean control needs the clean test images; give --data-dir, or drop --controls.")
     if protocol.controls and count < 2:
         raise InputError("Controls adapt on another image, so they need at least 2 images; raise --limit.")
+    if protocol.confidence and adaptation is None:
+        raise InputError("Confidence is compared before and after adapting, and nothing adapts; drop --confidence.")
+    _check_stream(protocol)
+    told: dict[str, Any] = {"method": protocol.method} if protocol.method != "own" else {}
+    if protocol.stream is not None:
+        told["stream"] = {"kind": protocol.stream, "seed": protocol.seed, "order": STREAMS[protocol.stream]}
+    if protocol.tuned is not None:
+        told["tuned"] = protocol.tuned
+    if protocol.confidence:
+        told["confidence"] = True
     return {
         "run": protocol.run,
         "label": protocol.label,
@@ -121,7 +136,7 @@ def describe(protocol: Protocol, model: MT3Model, images: TestImages) -> dict[st
         "severities": sorted(set(protocol.severities)),
         "images": count,
         "first": images.first,
-        "clean": images.dataset is not None,
+        "clean": images.dataset is not None and (protocol.stream is None or not protocol.corruptions),
         "controls": protocol.controls,
         "seed": protocol.seed,
         "adaptation": None if adaptation is None else asdict(adaptation),
@@ -135,4 +150,24 @@ def describe(protocol: Protocol, model: MT3Model, images: TestImages) -> dict[st
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
+        **told,
     }
+
+
+def _check_stream(protocol: Protocol) -> None:
+    """Refuse a stream that is none, and what cannot be asked along one."""
+    kind, adaptation = protocol.stream, protocol.adaptation
+    if kind is not None and kind not in STREAMS:
+        raise InputError(one_of("stream", kind, STREAMS))
+    if kind is not None and adaptation is None:
+        raise InputError("A stream is for models that adapt along it, and nothing adapts here; drop --stream.")
+    if adaptation is None:
+        return
+    if (kind is None) != (adaptation.carry == "image"):
+        come = "a stream's order" if kind is None else "--carry stream"
+        raise InputError(f"A step that is kept needs {come}; give --stream and --carry stream, or neither.")
+    asked = [name for name in ("controls", "confidence") if getattr(protocol, name)]
+    if kind is not None and asked:
+        raise InputError(f"Along a stream there is no --{asked[0]}: each image finds another model; drop one of them.")
+    if kind is not None and kind not in ANEW and adaptation.reset == "shift":
+        raise InputError(f"In a {kind} stream no shift is known; give --stream shift, or another --reset.")

@@ -15,25 +15,17 @@ from numpy.typing import NDArray
 
 from mt3.config.methods import Method, get_method
 from mt3.corruptions import PAPER
+from mt3.config.streams import PER_IMAGE
 from mt3.results import statistics
-from mt3.results.show import CLEAN, data_frame, result_table
+from mt3.results.shape import RUN, check_protocol, check_shape
+from mt3.results.show import CLEAN, CLEAN_WORD, data_frame, result_table
 from mt3.results.statistics import GAINS, Correct, Difference, Probabilities
-from mt3.support.errors import NAME, InputError, shown
+from mt3.support.errors import InputError, shown
 from mt3.support.files import RUN_FILE, load_json, read_json
 
 CONTROLS = {"clean_other": "unrelated image", "same_corruption": "same corruption"}  # adapted on another image
 ROWS = ("before", "view_average", *CONTROLS, "after")
-
-# the shape of a file: of each name a value of its kind
-RUN = {"data": "", "method": "", "preset": "", "seed": 0, "label": "", "step": 0, "total_steps": 0}
-RUN |= {"epochs": [0.0], "network": "", "overrides": {}}
-ADAPTATION = {"objective": "", "steps": 0, "lr": 0.0, "clip": 0.0, "views": 0, "layers": "", "gate": 0.0, "variant": ""}
-PROTOCOL = {"run": RUN, "label": "", "sweep": False, "data": "", "split": "", "source": {}, "corruptions": [""]}
-PROTOCOL |= {"severities": [0], "images": 0, "first": 0, "clean": False, "controls": False, "seed": 0}
-PROTOCOL |= {"adaptation": ADAPTATION, "own_adaptation": False, "views": 0, "precision": "", "model_hash": ""}
-PROTOCOL |= {"versions": {}}
-OPTIONAL = ("run", "data", "adaptation", "clip")  # may be null
-
+AGREEMENT = {"before": "copies_before", "after": "copies_after"}  # a row, and what it answers to copies of each image
 
 @dataclass(frozen=True)
 class Run:
@@ -94,6 +86,7 @@ class Answers(NamedTuple):
     correct: Correct  # (images,)
     nll: float
     calibration_error: float
+    confidence: dict[str, dict[str, float | None]] = {}  # softmax, agreement -> calibration_error, auroc
 
     @property
     def accuracy(self) -> float:
@@ -107,13 +100,25 @@ class Answers(NamedTuple):
 
 def facts(probabilities: Mapping[str, Probabilities], labels: NDArray[np.int64]) -> dict[str, dict[str, Any]]:
     """What a file keeps of the rows' probabilities under one corruption."""
-    kept = {}
+    kept: dict[str, dict[str, Any]] = {}
     for row, p in probabilities.items():
-        correct = statistics.is_correct(p, labels)
-        error = 100 * statistics.calibration_error(p, correct)
+        if row in AGREEMENT.values():
+            continue
+        correct, softmax = statistics.is_correct(p, labels), p.max(-1)
+        error = 100 * statistics.calibration_error(softmax, correct)
         nll = statistics.mean_nll(p, labels)
         kept[row] = {"correct": statistics.pack_correct(correct), "nll": nll, "calibration_error": error}
+        copies = probabilities.get(AGREEMENT.get(row, ""))
+        if copies is not None:
+            agreement = copies[np.arange(len(p)), p.argmax(-1)]
+            told = {"softmax": softmax, "agreement": agreement}
+            kept[row]["confidence"] = {name: _quality(value, correct) for name, value in told.items()}
     return kept
+
+
+def _quality(confidence: NDArray[np.float32], correct: Correct) -> dict[str, float | None]:
+    error = 100 * statistics.calibration_error(confidence, correct)
+    return {"calibration_error": error, "auroc": statistics.area_under_curve(confidence, correct)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +154,16 @@ class Evaluation:
         return str(self.protocol["label"])
 
     @property
+    def rival(self) -> str:
+        """How the model adapts, by a method's name; `own` as it was trained to."""
+        return str(self.protocol.get("method", "own"))
+
+    @property
+    def way(self) -> str:
+        """The stream along which it adapts, or `per image`."""
+        return str(self.protocol.get("stream", {"kind": PER_IMAGE})["kind"])
+
+    @property
     def setting(self) -> Setting:
         p = self.protocol
         a = p["adaptation"] or {"steps": 0, "views": p["views"], "lr": 0.0}
@@ -180,14 +195,15 @@ class Evaluation:
 
     def _unpack(self, facts: dict[str, Any]) -> Answers:
         correct = statistics.unpack_correct(facts["correct"], self.protocol["images"])
-        return Answers(correct, float(facts["nll"]), float(facts["calibration_error"]))
+        nll, error = float(facts["nll"]), float(facts["calibration_error"])
+        return Answers(correct, nll, error, facts.get("confidence", {}))
 
     def _select(self, corruption: str | None, severity: int | None) -> list[dict[str, Answers]]:
-        return [
-            rows
-            for (name, s), rows in self._found.items()
-            if corruption in (None, name) and (s != CLEAN if severity is None else s == severity)
-        ]
+        return [rows for key, rows in self._found.items() if self._is_asked(key, corruption, severity)]
+
+    @staticmethod
+    def _is_asked(key: tuple[str, int], corruption: str | None, severity: int | None) -> bool:
+        return corruption in (None, key[0]) and (key[1] != CLEAN if severity is None else key[1] == severity)
 
     def has(self, row: str, severity: int | None = None) -> bool:
         """Whether a row (before, after, view_average, clean_other, same_corruption) was evaluated."""
@@ -216,7 +232,22 @@ class Evaluation:
     def gain(self, name: str = "gain", corruption: str | None = None, severity: int | None = None) -> Difference:
         """The paired difference of two rows, as `GAINS` names them, with its interval over images."""
         high, low = (self.correct(row, corruption, severity) for row in GAINS[name])
-        return statistics.paired_gain(high, low)
+        if self.way == PER_IMAGE:
+            return statistics.paired_gain(high, low)
+        difference = 100.0 * (high.astype(float) - low)
+        return statistics.stream_interval(difference, self.positions(corruption, severity), self.batch)
+
+    @property
+    def batch(self) -> int:
+        """Images that share a step."""
+        return int((self.protocol["adaptation"] or {}).get("batch", 1))
+
+    def positions(self, corruption: str | None = None, severity: int | None = None) -> NDArray[np.int64]:
+        """Where in the stream each image comes: (corruptions and severities, images), as `correct` has them."""
+        keys = [key for key in self._found if self._is_asked(key, corruption, severity)]
+        held = self.value["positions"]
+        packed = [held[f"{name or CLEAN_WORD}-{s}"] for name, s in keys]
+        return np.stack([statistics.unpack_positions(p, self.protocol["images"]) for p in packed])
 
     def each(self) -> Iterator[tuple[str, int, str, Answers]]:
         """Corruption, severity and row, and what was answered; clean images are of no corruption."""
@@ -252,7 +283,7 @@ def parse_evaluation(value: Any, path: Path) -> Evaluation:
         raise InputError(f"{path} is not an evaluation; give files that `mt3 evaluate` wrote.")
     evaluation = Evaluation(value, path)
     try:
-        _check_shape(value["protocol"], PROTOCOL, "protocol")
+        check_protocol(value["protocol"])
         if value["protocol"]["run"] is not None:
             _make_run(value["protocol"]["run"])
         _check_facts(evaluation)
@@ -291,29 +322,12 @@ def about_run(run: dict[str, Any], where: Path) -> dict[str, Any] | None:
 
 
 def _make_run(value: dict[str, Any]) -> Run:
-    _check_shape(value, RUN, "run")
+    check_shape(value, RUN, "run")
     run = Run(**{name: value[name] for name in RUN})
     get_method(run.method)
     if not run.epochs or not 0 <= run.step <= run.total_steps:
         raise ValueError(f"step {run.step} of {run.total_steps}, {len(run.epochs)} trainings")
     return run
-
-
-def _check_shape(value: Any, shape: Any, name: str) -> None:
-    """Refuse what is not of the shape's kind, and text that a table cannot show."""
-    kinds = (int, float) if type(shape) is float else (type(shape),)
-    if type(value) not in kinds:
-        raise TypeError(f"{name} is {shown(repr(value))}")
-    if isinstance(shape, dict):
-        for key, part in (shape or value).items():  # an empty one may hold anything
-            _check_shape(key, "", name)
-            if not (value[key] is None and key in OPTIONAL):
-                _check_shape(value[key], part, key)
-    elif isinstance(shape, list):
-        for item in value:
-            _check_shape(item, item if shape is value else shape[0], name)
-    if isinstance(value, str) and not (len(value) <= NAME and value.isprintable()):
-        raise ValueError(f"{name} that is too long or not printable")
 
 
 def _check_facts(evaluation: Evaluation) -> None:
@@ -327,3 +341,7 @@ def _check_facts(evaluation: Evaluation) -> None:
         for answers in (rows["before"], *rows.values()):
             if not math.isfinite(answers.nll + answers.calibration_error):
                 raise ValueError("a likelihood or calibration error that is not finite")
+    if evaluation.way != PER_IMAGE:
+        places = np.concatenate([evaluation.positions(name, severity) for name, severity in evaluation._found])
+        if sorted(places.flatten().tolist()) != list(range(places.size)):
+            raise ValueError("positions that are no stream's")
