@@ -1,4 +1,4 @@
-"""The command line: train | evaluate | predict | corrupt | reproduce | report | demo.
+"""The command line: train | evaluate | tune | predict | corrupt | reproduce | report | demo.
 
 `mt3.cli.commands` has what each of them does; torch is imported where needed.
 """
@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from mt3.cli import commands
+from mt3.cli import commands, method_commands
 from mt3.cli.arguments import (
+    ADAPTATION,
     Parser,
     adapt_arguments,
     chosen_data_arguments,
@@ -19,6 +20,8 @@ from mt3.cli.arguments import (
     corruption_arguments,
     count,
     data_arguments,
+    method_arguments,
+    number,
     path,
     positive,
     settle_data,
@@ -32,7 +35,7 @@ from mt3.support.signals import Stopped, stop_on_signals
 from mt3.support.version import __version__
 
 TESTED = "all (the paper's; default), held-out, every, none"
-RESUMABLE = ("evaluate", "corrupt", "reproduce", "demo")  # `train` says how far it is, and needs --resume
+RESUMABLE = ("evaluate", "tune", "corrupt", "reproduce", "demo")  # `train` says how far it is, and needs --resume
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,10 +78,28 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--label", default="", help="the name of this variant in a report (default: the reference)")
     evaluate.add_argument("--data", help="the data set, if RUN does not say")
     evaluate.add_argument("--out", type=path, help="JSON file (default: RUN/evaluation.json)")
-    adapt_arguments(evaluate)
+    method_arguments(evaluate, several=True)
+    evaluate.add_argument("--confidence", action="store_true", help="also how far answers agree over copies")
+    evaluate.add_argument("--tuned", type=path, metavar="FILE", help="take what `mt3 tune` chose")
+    adapt_arguments(evaluate, ADAPTATION)
     data_arguments(evaluate)
     compute_arguments(evaluate)
     evaluate.set_defaults(run=commands.evaluate_command)
+
+    tune = subparsers.add_parser("tune", help="choose learning rate, steps and views, on what is not reported")
+    tune.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
+    method_arguments(tune)
+    for name, kind, told in (("lr", number, "learning rates"), ("steps", positive, "steps"), ("views", positive, "views")):
+        words = f"{told} to try (default: by the method)"
+        tune.add_argument(f"--{name}", dest=f"tried_{name}", type=kind, nargs="+", metavar=name.upper(), help=words)
+    corruption_arguments(tune, "held-out (default), and no other group", "5")
+    tune.add_argument("--limit", type=positive, default=200, help="of the held-out images at most these (default: 200)")
+    tune.add_argument("--data", help="the data set, if RUN does not say")
+    tune.add_argument("--out", type=path, help="JSON file (default: RUN/tuned-METHOD-STREAM.json)")
+    adapt_arguments(tune, [name for name in ADAPTATION if name not in ("lr", "steps", "views")])
+    data_arguments(tune)
+    compute_arguments(tune)
+    tune.set_defaults(run=method_commands.tune_command)
 
     predict = subparsers.add_parser("predict", help="class and probability of image files, before and after adapting")
     predict.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")

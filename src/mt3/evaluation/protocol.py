@@ -13,10 +13,11 @@ from mt3 import corruptions
 from mt3.config.adaptation import Adaptation
 from mt3.config.streams import ANEW, STREAMS
 from mt3.data import CorruptedSet, Dataset
-from mt3.models.classifier import MT3Model
+from mt3.evaluation.methods import passes
+from mt3.models.call import Network
 from mt3.models.store import tensors_hash
 from mt3.objectives.augment import SIDE
-from mt3.support.errors import InputError, one_of
+from mt3.support.errors import InputError, name_list, one_of
 from mt3.support.version import __version__
 
 CLEAN = ("clean", 0)
@@ -104,7 +105,7 @@ class Protocol:
         return len(images.labels) if self.limit is None else min(self.limit, len(images.labels))
 
 
-def describe(protocol: Protocol, model: MT3Model, images: TestImages) -> dict[str, Any]:
+def describe(protocol: Protocol, model: Network, images: TestImages) -> dict[str, Any]:
     """The protocol as a result file keeps it; refuses what cannot be evaluated."""
     count, adaptation = protocol.count(images), protocol.adaptation
     if count < 1:
@@ -118,9 +119,12 @@ def describe(protocol: Protocol, model: MT3Model, images: TestImages) -> dict[st
     if protocol.confidence and adaptation is None:
         raise InputError("Confidence is compared before and after adapting, and nothing adapts; drop --confidence.")
     _check_stream(protocol)
+    _check_tuned(protocol, images)
     told: dict[str, Any] = {"method": protocol.method} if protocol.method != "own" else {}
     if protocol.stream is not None:
         told["stream"] = {"kind": protocol.stream, "seed": protocol.seed, "order": STREAMS[protocol.stream]}
+    if told:  # beside other methods: what an answer costs
+        told["passes"] = passes(adaptation) if adaptation is not None else 1.0
     if protocol.tuned is not None:
         told["tuned"] = protocol.tuned
     if protocol.confidence:
@@ -140,9 +144,9 @@ def describe(protocol: Protocol, model: MT3Model, images: TestImages) -> dict[st
         "controls": protocol.controls,
         "seed": protocol.seed,
         "adaptation": None if adaptation is None else asdict(adaptation),
-        "own_adaptation": adaptation is None or adaptation == model.adaptation,
+        "own_adaptation": adaptation is None or adaptation == getattr(model, "adaptation", None),
         "views": 0 if adaptation is None else adaptation.views,
-        "precision": model.precision,
+        "precision": getattr(model, "precision", "float32"),
         "model_hash": tensors_hash(model.state_dict()),
         "versions": {
             "mt3": __version__,
@@ -171,3 +175,20 @@ def _check_stream(protocol: Protocol) -> None:
         raise InputError(f"Along a stream there is no --{asked[0]}: each image finds another model; drop one of them.")
     if kind is not None and kind not in ANEW and adaptation.reset == "shift":
         raise InputError(f"In a {kind} stream no shift is known; give --stream shift, or another --reset.")
+
+
+def _check_tuned(protocol: Protocol, images: TestImages) -> None:
+    """Refuse to report what was tuned on."""
+    if protocol.tuned is None:
+        return
+    used = protocol.tuned["images"]
+    known = [name for name in protocol.corruptions if name in used["corruptions"]]
+    if known:
+        raise InputError(f"{protocol.tuned['file']} was tuned on {name_list(known)}; report other corruptions.")
+    first, last = used["first"], used["first"] + used["images"]
+    same = images.dataset is None or images.dataset.name == used["data"]
+    if same and images.first < last and first < images.first + protocol.count(images):
+        raise InputError(
+            f"{protocol.tuned['file']} was tuned on the images {first} to {last - 1}; leave these out by --limit "
+            "or --first."
+        )

@@ -1,11 +1,10 @@
-"""Streams: the order in which images meet an adapter that keeps its steps, and its state on disk."""
+"""Streams: the order in which images meet an adapter that keeps its steps, and its state between their pieces."""
 
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,83 +13,68 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mt3.config.streams import ANEW
-from mt3.evaluation.pieces import PIECE, Piece, Results, path_of
-from mt3.evaluation.protocol import Source, TestImages
+from mt3.evaluation.pieces import Piece, Source, path_of
+from mt3.evaluation.protocol import TestImages
 from mt3.models.store import tensors_hash
 from mt3.support.files import atomic_path
 
-Order = NDArray[np.int64]  # (answers, 2): which source, and which of its images
+Labels = NDArray[np.int64]
+Order = NDArray[np.int64]  # (answers, 2): the number of a source, and of one of its images
 
 
-@dataclass(frozen=True, eq=False)
-class Stream:
-    """The order of a stream, and its units: parts that each begin with the model as it is."""
+class Stream(NamedTuple):
+    """Sources, and units of work: each begins with the model as it is, and is done as a whole and in order."""
 
-    kind: str
     sources: tuple[Source, ...]
-    order: Order
-    batch: int  # images that share a step
+    units: dict[Source, Order]  # one for each source, or one in all
 
-    @cached_property
-    def units(self) -> dict[Source, Order]:
-        """One for each corruption, or one in all; whoever evaluates a unit evaluates all of it, in order."""
-        if self.kind not in ANEW:
-            return {(self.kind, 0): self.order}
-        return dict(zip(self.sources, np.split(self.order, len(self.sources)), strict=True))
-
-    def pieces(self) -> list[Piece]:
-        """The units one after the other, in pieces of whole steps; a piece goes on from the state after the last."""
-        size = -(-PIECE // self.batch) * self.batch
-        return [
-            Piece(unit, start, min(start + size, len(order)))
-            for unit, order in self.units.items()
-            for start in range(0, len(order), size)
-        ]
+    def order(self, piece: Piece) -> Order:
+        return self.units[piece.source][piece.start : piece.stop]
 
     def take(self, images: TestImages, piece: Piece) -> NDArray[np.uint8]:
         """The piece's images (N, H, H, 3), in the order of the stream."""
-        order = self.units[piece.source][piece.start : piece.stop]
-        return np.concatenate([images.take(self.sources[s], i, i + 1) for s, i in order.tolist()])
-
-    def sort(self, along: Mapping[Source, Results]) -> dict[Source, Results]:
-        """Answers along the units as answers of each source, in the order of its images."""
-        rows = next(iter(along.values()))
-        whole = {row: np.concatenate([along[unit][row] for unit in self.units]) for row in rows}
-        places = self.positions()
-        return {s: {row: p[places[n]] for row, p in whole.items()} for n, s in enumerate(self.sources)}
-
-    def positions(self) -> NDArray[np.int64]:
-        """Where in the stream each image of each source comes: (sources, images)."""
-        places = np.empty((len(self.sources), len(self.order) // len(self.sources)), np.int64)
-        places[self.order[:, 0], self.order[:, 1]] = np.arange(len(self.order))
-        return places
+        order = self.order(piece).tolist()
+        return np.concatenate([images.take(self.sources[source], i, i + 1) for source, i in order])
 
 
-def make_stream(kind: str, sources: Sequence[Source], labels: NDArray[np.int64], seed: int, batch: int) -> Stream:
-    """The stream of a kind over the images of these labels; every source shows its images in the same order.
+def make_stream(kind: str, labels: Mapping[Source, Labels], seed: int) -> Stream:
+    """The stream of a kind over the images of some sources, which come in the order given.
 
-    Sources come in the order given. What the seed decides: the order of images, or of classes and of images within.
+    The seed decides the order of the images, or of classes and the images of each. It is the same for all sources that
+    have the same labels.
     """
-    generator = np.random.default_rng((seed, zlib.crc32(b"stream")))
+    parts = [_order_of(kind, n, own, seed) for n, own in enumerate(labels.values())]
+    if kind in ANEW:
+        return Stream(tuple(labels), dict(zip(labels, parts, strict=True)))
+    whole = np.concatenate(parts)
+    if kind == "mixed":
+        whole = _generator(seed).permutation(whole)
+    return Stream(tuple(labels), {(kind, 0): whole})
+
+
+def _generator(seed: int) -> np.random.Generator:
+    return np.random.default_rng((seed, zlib.crc32(b"stream")))
+
+
+def _order_of(kind: str, number: int, labels: Labels, seed: int) -> Order:
+    """The images of one source."""
+    generator = _generator(seed)
     images = generator.permutation(len(labels))
     if kind == "correlated":
-        turn = generator.permutation(int(labels.max()) + 1)
+        turn = generator.permutation(int(labels.max()) + 1)  # of the classes
         images = images[np.argsort(turn[labels[images]], kind="stable")]
-    order = np.stack([np.repeat(np.arange(len(sources)), len(images)), np.tile(images, len(sources))], axis=1)
-    if kind == "mixed":
-        order = generator.permutation(order)
-    return Stream(kind, tuple(sources), order, batch)
+    return np.stack([np.full(len(images), number), images], axis=1)
 
 
-def chained(kept: Mapping[Piece, Results], pieces: Sequence[Piece], folder: Path) -> dict[Piece, Results]:
-    """Of the pieces that were kept, those from which their unit can go on: all up to a state that is whole."""
-    found: dict[Piece, Results] = {}
+def missing_along(pieces: list[Piece], kept: set[Piece], folder: Path) -> list[Piece]:
+    """The pieces of a stream that are to be done: a unit goes on after its last piece whose state is whole."""
+    missing = []
     for unit in dict.fromkeys(piece.source for piece in pieces):
         own = [piece for piece in pieces if piece.source == unit]
-        done = list(takewhile(lambda piece: piece in kept, own))
-        if done == own or (done and read_state(folder, own[len(done)]) is not None):
-            found |= {piece: kept[piece] for piece in done}
-    return found
+        done = len(list(takewhile(kept.__contains__, own)))
+        anew = done < len(own) and read_state(folder, own[done]) is None
+        missing += own[0 if anew else done :]
+    return missing
 
 
 def _state_path(folder: Path, piece: Piece) -> Path:
@@ -109,9 +93,9 @@ def read_state(folder: Path, piece: Piece) -> dict[str, Tensor] | None:
 
 
 def write_state(folder: Path, piece: Piece, state: Mapping[str, Tensor]) -> None:
-    """Keep the state before a piece."""
+    """Keep the adapter's state after a piece, which is the one before the next."""
     whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-    with atomic_path(_state_path(folder, piece)) as temporary:
+    with atomic_path(_state_path(folder, piece._replace(start=piece.stop))) as temporary:
         try:
             save_file(whole, temporary, {"hash": tensors_hash(whole)})
         except SafetensorError as error:  # how it words a full disk
@@ -119,5 +103,5 @@ def write_state(folder: Path, piece: Piece, state: Mapping[str, Tensor]) -> None
 
 
 def drop_state(folder: Path, piece: Piece) -> None:
-    """Forget the state before a piece that is whole."""
+    """Forget the state before a piece that is kept."""
     _state_path(folder, piece).unlink(missing_ok=True)

@@ -14,63 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mt3.config.methods import Method, get_method
-from mt3.corruptions import PAPER
 from mt3.config.streams import PER_IMAGE
+from mt3.corruptions import PAPER
 from mt3.results import statistics
-from mt3.results.shape import RUN, check_protocol, check_shape
+from mt3.results.runs import Run, make_run
+from mt3.results.shape import check_protocol
 from mt3.results.show import CLEAN, CLEAN_WORD, data_frame, result_table
-from mt3.results.statistics import GAINS, Correct, Difference, Probabilities
+from mt3.results.statistics import GAINS, Correct, Difference, Positions, Probabilities
 from mt3.support.errors import InputError, shown
-from mt3.support.files import RUN_FILE, load_json, read_json
+from mt3.support.files import load_json
 
 CONTROLS = {"clean_other": "unrelated image", "same_corruption": "same corruption"}  # adapted on another image
 ROWS = ("before", "view_average", *CONTROLS, "after")
 AGREEMENT = {"before": "copies_before", "after": "copies_after"}  # a row, and what it answers to copies of each image
-
-@dataclass(frozen=True)
-class Run:
-    """A training: what it is, how long it is, and how far it had come."""
-
-    data: str
-    method: str
-    preset: str
-    seed: int
-    label: str  # what it is called in a report; nothing for the reference of a study
-    step: int  # these two count the trainings before it, too
-    total_steps: int
-    epochs: list[float]  # of the trainings one after the other, its own last
-    network: str  # such as resnet8x16, layers x width
-    overrides: dict[str, Any]  # the fields in which it departs from its preset
-
-    @property
-    def progress(self) -> str:
-        return f"{self.step:,} of {self.total_steps:,} steps"
-
-    @property
-    def unfinished(self) -> bool:
-        return self.step < self.total_steps
-
-    @property
-    def mark(self) -> str:
-        """What stands behind a name that rests on this training, if it was not finished."""
-        return f" ({self.progress})" if self.unfinished else ""
-
-    @property
-    def epochs_before(self) -> float:
-        return sum(self.epochs[:-1])
-
-    @property
-    def epoch_words(self) -> str:
-        """In the order of time, `6.35 + 0.32`."""
-        return (f"{self.epochs_before:g} + " if self.epochs_before else "") + f"{self.epochs[-1]:g}"
-
-    def unlike(self, other: "Run") -> list[str]:
-        """What tells two trainings of a method apart, beside their seeds."""
-        told = [name for name in ("data", "preset", "network", "epochs") if getattr(self, name) != getattr(other, name)]
-        changed = {**self.overrides, **other.overrides}
-        told += sorted(name for name in changed if self.overrides.get(name, ()) != other.overrides.get(name, ()))
-        return list(dict.fromkeys(told))
-
 
 class Setting(NamedTuple):
     """How a model was adapted at test time."""
@@ -86,7 +42,7 @@ class Answers(NamedTuple):
     correct: Correct  # (images,)
     nll: float
     calibration_error: float
-    confidence: dict[str, dict[str, float | None]] = {}  # softmax, agreement -> calibration_error, auroc
+    confidence: dict[str, dict[str, float | None]] | None = None  # softmax, agreement -> calibration_error, auroc
 
     @property
     def accuracy(self) -> float:
@@ -196,14 +152,10 @@ class Evaluation:
     def _unpack(self, facts: dict[str, Any]) -> Answers:
         correct = statistics.unpack_correct(facts["correct"], self.protocol["images"])
         nll, error = float(facts["nll"]), float(facts["calibration_error"])
-        return Answers(correct, nll, error, facts.get("confidence", {}))
+        return Answers(correct, nll, error, facts.get("confidence"))
 
     def _select(self, corruption: str | None, severity: int | None) -> list[dict[str, Answers]]:
-        return [rows for key, rows in self._found.items() if self._is_asked(key, corruption, severity)]
-
-    @staticmethod
-    def _is_asked(key: tuple[str, int], corruption: str | None, severity: int | None) -> bool:
-        return corruption in (None, key[0]) and (key[1] != CLEAN if severity is None else key[1] == severity)
+        return [rows for key, rows in self._found.items() if _is_asked(key, corruption, severity)]
 
     def has(self, row: str, severity: int | None = None) -> bool:
         """Whether a row (before, after, view_average, clean_other, same_corruption) was evaluated."""
@@ -231,23 +183,35 @@ class Evaluation:
 
     def gain(self, name: str = "gain", corruption: str | None = None, severity: int | None = None) -> Difference:
         """The paired difference of two rows, as `GAINS` names them, with its interval over images."""
+        if self.way != PER_IMAGE:
+            high, low = (self.answers(row, corruption, severity) for row in GAINS[name])
+            return self._along(high, low, self.positions(corruption, severity))
         high, low = (self.correct(row, corruption, severity) for row in GAINS[name])
-        if self.way == PER_IMAGE:
-            return statistics.paired_gain(high, low)
-        difference = 100.0 * (high.astype(float) - low)
-        return statistics.stream_interval(difference, self.positions(corruption, severity), self.batch)
+        return statistics.paired_gain(high, low)
+
+    def minus(self, other: "Evaluation", row: str = "after") -> Difference:
+        """The paired difference of one row from that of another evaluation of the same images, in the same order."""
+        if self.way != PER_IMAGE:
+            return self._along(self.answers(row), other.answers(row), self.positions())
+        return statistics.paired_gain(self.correct(row), other.correct(row))
+
+    def _along(self, high: list[Answers], low: list[Answers], places: list[Positions]) -> Difference:
+        """The difference of answers along a stream, with its interval by blocks."""
+        found = [100.0 * (a.correct.astype(float) - b.correct) for a, b in zip(high, low, strict=True)]
+        paired = bool(self.protocol["source"].get("paired", True))
+        return statistics.stream_interval(found, places, paired, self.batch)
 
     @property
     def batch(self) -> int:
         """Images that share a step."""
         return int((self.protocol["adaptation"] or {}).get("batch", 1))
 
-    def positions(self, corruption: str | None = None, severity: int | None = None) -> NDArray[np.int64]:
-        """Where in the stream each image comes: (corruptions and severities, images), as `correct` has them."""
-        keys = [key for key in self._found if self._is_asked(key, corruption, severity)]
-        held = self.value["positions"]
-        packed = [held[f"{name or CLEAN_WORD}-{s}"] for name, s in keys]
-        return np.stack([statistics.unpack_positions(p, self.protocol["images"]) for p in packed])
+    def positions(self, corruption: str | None = None, severity: int | None = None) -> list[Positions]:
+        """Where in the stream the images come, (images,) for each of the `answers`."""
+        held, keys = self.value["positions"], [k for k in self._found if _is_asked(k, corruption, severity)]
+        counts = [len(answers.correct) for answers in self.answers("before", corruption, severity)]
+        packed = [held[f"{name or CLEAN_WORD}-{severity}"] for name, severity in keys]
+        return [statistics.unpack_positions(p, count) for p, count in zip(packed, counts, strict=True)]
 
     def each(self) -> Iterator[tuple[str, int, str, Answers]]:
         """Corruption, severity and row, and what was answered; clean images are of no corruption."""
@@ -268,6 +232,10 @@ class Evaluation:
         return int((after & ~before).sum()), int((before & ~after).sum())
 
 
+def _is_asked(key: tuple[str, int], corruption: str | None, severity: int | None) -> bool:
+    return corruption in (None, key[0]) and (key[1] != CLEAN if severity is None else key[1] == severity)
+
+
 def read_evaluation(path: Path) -> Evaluation:
     """The evaluation in a file, or one sentence on why there is none."""
     try:
@@ -285,7 +253,7 @@ def parse_evaluation(value: Any, path: Path) -> Evaluation:
     try:
         check_protocol(value["protocol"])
         if value["protocol"]["run"] is not None:
-            _make_run(value["protocol"]["run"])
+            make_run(value["protocol"]["run"])
         _check_facts(evaluation)
     except KeyError as error:
         raise InputError(f"{path} is not a whole evaluation ({error} is missing); evaluate again.") from None
@@ -297,37 +265,6 @@ def parse_evaluation(value: Any, path: Path) -> Evaluation:
 def is_evaluation(value: Any) -> bool:
     """Whether a file's content is an evaluation, known by its protocol."""
     return isinstance(value, dict) and isinstance(value.get("protocol"), dict) and "corruptions" in value
-
-
-def read_run(path: Path) -> tuple[Run, dict[str, Any]] | None:
-    """The training that a run.json is about, and the file's content; None where it does not say."""
-    value = read_json(path)
-    try:
-        return _make_run(value["about"]), value
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def about_run(run: dict[str, Any], where: Path) -> dict[str, Any] | None:
-    """What an evaluation tells of the training of its model, by its run.json; None for a model that is no run."""
-    if not run:
-        return None
-    if "step" not in run:
-        raise InputError(f"The run in {where} is not finished; continue it with --resume.")
-    try:
-        _make_run(run["about"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{where / RUN_FILE} is damaged: about is not whole ({error}); restore it.") from None
-    return dict(run["about"])
-
-
-def _make_run(value: dict[str, Any]) -> Run:
-    check_shape(value, RUN, "run")
-    run = Run(**{name: value[name] for name in RUN})
-    get_method(run.method)
-    if not run.epochs or not 0 <= run.step <= run.total_steps:
-        raise ValueError(f"step {run.step} of {run.total_steps}, {len(run.epochs)} trainings")
-    return run
 
 
 def _check_facts(evaluation: Evaluation) -> None:
@@ -342,6 +279,6 @@ def _check_facts(evaluation: Evaluation) -> None:
             if not math.isfinite(answers.nll + answers.calibration_error):
                 raise ValueError("a likelihood or calibration error that is not finite")
     if evaluation.way != PER_IMAGE:
-        places = np.concatenate([evaluation.positions(name, severity) for name, severity in evaluation._found])
-        if sorted(places.flatten().tolist()) != list(range(places.size)):
+        places = np.concatenate([p for key in evaluation._found for p in evaluation.positions(*key)])
+        if not np.array_equal(np.sort(places), np.arange(len(places))):
             raise ValueError("positions that are no stream's")

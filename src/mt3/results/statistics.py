@@ -12,6 +12,7 @@ CALIBRATION_BINS = 15  # equal-width bins of the confidence, as in Guo et al. 20
 
 Probabilities = NDArray[np.float32]  # (images, classes)
 Correct = NDArray[np.bool_]
+Positions = NDArray[np.int64]  # (images,), where in a stream each of them comes
 
 GAINS = {  # name: (row, minus row)
     "gain": ("after", "before"),
@@ -48,12 +49,12 @@ def unpack_correct(packed: str, count: int) -> Correct:
     return np.unpackbits(data, count=count).astype(bool)
 
 
-def pack_positions(positions: NDArray[np.int64]) -> str:
+def pack_positions(positions: Positions) -> str:
     """Where in a stream each image comes, four bytes each, in hexadecimal."""
     return positions.astype(">u4").tobytes().hex()
 
 
-def unpack_positions(packed: str, count: int) -> NDArray[np.int64]:
+def unpack_positions(packed: str, count: int) -> Positions:
     """What `pack_positions` packed, of `count` images."""
     positions = np.frombuffer(bytes.fromhex(packed), dtype=">u4").astype(np.int64)
     if len(positions) != count:
@@ -127,20 +128,25 @@ def block_interval(difference: NDArray[np.float64], length: int, seed: int = 0) 
     return Difference(mean, mean + wider * float(ends[0]), mean + wider * float(ends[1]))
 
 
-def stream_interval(difference: NDArray[np.float64], positions: NDArray[np.int64], batch: int = 1) -> Difference:
-    """Mean of differences (corruptions, images) along a stream, with its 95 % interval.
+def stream_interval(
+    differences: Sequence[NDArray[np.float64]], positions: Sequence[Positions], paired: bool, batch: int = 1
+) -> Difference:
+    """Mean of differences (images,) over corruptions, with its 95 % interval along a stream where the images come so.
 
-    Neighbours in the stream depend on one another, and so do answers to one image under several corruptions. Where all
-    corruptions show their images in one order, an image's differences are averaged first, and blocks are of images.
-    Elsewhere the interval is the wider one of blocks along the stream and of images.
+    Neighbours in the stream depend on one another. Where corruptions are `paired`, they show the same images, and an
+    image's answers depend on one another, too: if all show them in one order, an image's differences are averaged
+    first, and blocks are of images; if not, the interval is the wider one of blocks along the stream and of images.
     """
-    order = positions.argsort(-1)
-    if (order == order[0]).all():
-        along = difference.mean(0)[order[0]]
+    orders = [places.argsort() for places in positions]
+    if paired and all(np.array_equal(order, orders[0]) for order in orders):
+        along = np.mean(differences, axis=0)[orders[0]]
         return block_interval(along, block_length(len(along), batch))
-    along = difference.flatten()[positions.flatten().argsort()]
-    both = block_interval(along, block_length(len(along), batch)), paired_interval(difference.mean(0))
-    return max(both, key=lambda found: found.high - found.low)
+    mean = sum(map(len, differences)) / len(differences)  # corruptions weigh the same, however many images they have
+    weighed = np.concatenate([difference * (mean / len(difference)) for difference in differences])
+    found = [block_interval(weighed[np.concatenate(positions).argsort()], block_length(len(weighed), batch))]
+    if paired:
+        found.append(paired_interval(np.mean(differences, axis=0)))
+    return max(found, key=lambda one: one.high - one.low)
 
 
 def area_under_curve(confidence: NDArray[np.floating[Any]], correct: Correct) -> float | None:
