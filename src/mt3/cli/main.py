@@ -1,4 +1,4 @@
-"""The command line: train | evaluate | predict | corrupt | reproduce | report | demo.
+"""The command line: train | evaluate | merge | predict | corrupt | reproduce | report | demo.
 
 `mt3.cli.commands` has what each of them does; torch is imported where needed.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from mt3.cli import commands
+from mt3.cli import cluster_commands, commands
 from mt3.cli.arguments import (
     Parser,
     adapt_arguments,
@@ -22,6 +22,7 @@ from mt3.cli.arguments import (
     path,
     positive,
     settle_data,
+    shard,
     training_arguments,
 )
 from mt3.config.methods import METHODS
@@ -75,10 +76,17 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--label", default="", help="the name of this variant in a report (default: the reference)")
     evaluate.add_argument("--data", help="the data set, if RUN does not say")
     evaluate.add_argument("--out", type=path, help="JSON file (default: RUN/evaluation.json)")
+    evaluate.add_argument(
+        "--shard", type=shard, metavar="I/N", help="share I, from 0 on, of N (default: torchrun's rank)"
+    )
     adapt_arguments(evaluate)
     data_arguments(evaluate)
     compute_arguments(evaluate)
     evaluate.set_defaults(run=commands.evaluate_command)
+
+    merge = subparsers.add_parser("merge", help="the results of an evaluation whose shards are all done")
+    merge.add_argument("results", type=path, metavar="FILE", help="the JSON file that they were given as --out")
+    merge.set_defaults(run=cluster_commands.merge_command)
 
     predict = subparsers.add_parser("predict", help="class and probability of image files, before and after adapting")
     predict.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from mt3 import corruptions
 from mt3.config.adaptation import Adaptation
 from mt3.data import CorruptedSet, Dataset
+from mt3.evaluation.pieces import CLEAN as CLEAN
+from mt3.evaluation.pieces import Source as Source
 from mt3.models.classifier import MT3Model
 from mt3.models.store import tensors_hash
 from mt3.objectives.augment import SIDE
 from mt3.support.errors import InputError
 from mt3.support.version import __version__
-
-CLEAN = ("clean", 0)
-Source = tuple[str, int]  # corruption and severity
 
 
 @dataclass(frozen=True)
