@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mt3.evaluation.pieces import Piece
+from mt3.evaluation.pieces import Piece, path_of
 from mt3.evaluation.streams import drop_state, make_stream, missing_along, read_state, write_state
 
 A, B = ("fog", 5), ("contrast", 5)
@@ -68,18 +68,24 @@ def test_sources_may_have_images_of_their_own():
 def test_a_unit_goes_on_after_its_last_state(tmp_path):
     pieces = [Piece(source, start, start + 2) for source in (A, B) for start in (0, 2, 4)]
     first, second, third = pieces[:3]
-    assert missing_along(pieces, set(), tmp_path) == pieces
+
+    def missing(*kept: Piece) -> list[Piece]:
+        return missing_along(pieces, [piece for piece in pieces if piece not in kept], tmp_path)
+
+    assert missing() == pieces
     write_state(tmp_path, first, {"w": torch.tensor([1.5])})
-    assert missing_along(pieces, {first}, tmp_path) == pieces[1:]
+    assert missing(first) == pieces[1:]
     torch.testing.assert_close(read_state(tmp_path, second)["w"], torch.tensor([1.5]))
-    assert missing_along(pieces, {first, second}, tmp_path) == pieces  # no state before the third
-    assert missing_along(pieces, {first, third}, tmp_path) == pieces[1:]  # the third rests on a second that is gone
-    assert missing_along(pieces, set(pieces[:3]), tmp_path) == pieces[3:]
+    assert missing(first, second) == pieces  # no state before the third
+    path_of(tmp_path, third).touch()
+    assert missing(first, third) == pieces[1:]  # the third rests on a second that is gone
+    assert not path_of(tmp_path, third).exists()
+    assert missing(*pieces[:3]) == pieces[3:]
     path = tmp_path / "000002-fog-5.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     assert read_state(tmp_path, second) is None  # a changed bit is seen
-    assert missing_along(pieces, {first}, tmp_path) == pieces
+    assert missing(first) == pieces
     drop_state(tmp_path, second)
     assert not path.exists()

@@ -77,6 +77,15 @@ def path(text: str) -> Path:
     return Path(text)
 
 
+def shard(text: str) -> Any:
+    from mt3.evaluation.shards import parse_shard
+
+    try:
+        return parse_shard(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", type=path, help="where CIFAR lies (default: data)")
     parser.add_argument("--download", action="store_true", help="fetch CIFAR from its home page first, if needed")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mt3.cli.arguments import default_jobs, given_fields, load_data, set_up
+from mt3.cli.cluster_commands import shard_done
 from mt3.cli.method_commands import asked_evaluations, own_adaptation
 from mt3.config.config import make_config
 from mt3.config.methods import METHODS, get_method
@@ -70,12 +71,15 @@ def dataset_of_run(args: argparse.Namespace, run: dict[str, Any], model: "MT3Mod
 
 
 def evaluate_command(args: argparse.Namespace) -> None:
-    from mt3.evaluation.evaluate import evaluate
+    from mt3.evaluation.evaluate import evaluate_shard
     from mt3.evaluation.protocol import Protocol, TestImages
+    from mt3.evaluation.shards import WHOLE, rank_shard
     from mt3.models.store import find_model, load, read_run
     from mt3.reporting.summary import evaluation_summary
+    from mt3.results.facts import read_evaluation
     from mt3.results.runs import about_run
 
+    shard = args.shard or rank_shard()
     device = set_up(args)
     run = read_run(find_model(args.model))  # before the model: a training under way writes it after that
     model = load(args.model).to(device)
@@ -89,7 +93,11 @@ def evaluate_command(args: argparse.Namespace) -> None:
     asked = {name: getattr(args, name) for name in shared} | {"run": about_run(run, args.model)}
     for each in asked_evaluations(args, model, Path() if args.out else result_folder(args.model)):
         own = {name: getattr(each, name) for name in ("method", "stream", "adaptation", "tuned")}
-        found = evaluate(model, images, Protocol(names, severities, **asked, **own), each.out)
+        wrote = evaluate_shard(model, images, Protocol(names, severities, **asked, **own), each.out, shard)
+        if shard != WHOLE and not wrote:
+            print(shard_done(each.out, shard))
+            continue
+        found = read_evaluation(each.out)
         print(evaluation_summary(found))
         if found.protocol["run"] is not None and found.run.unfinished:
             print(f"{args.model} is not finished: this is after {found.run.progress}; train it with --resume")

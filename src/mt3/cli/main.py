@@ -1,4 +1,4 @@
-"""The command line: train | evaluate | tune | predict | corrupt | reproduce | report | demo.
+"""The command line: train | evaluate | merge | tune | predict | corrupt | reproduce | report | demo.
 
 `mt3.cli.commands` has what each of them does; torch is imported where needed.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from mt3.cli import commands, method_commands
+from mt3.cli import cluster_commands, commands, method_commands
 from mt3.cli.arguments import (
     ADAPTATION,
     Parser,
@@ -25,6 +25,7 @@ from mt3.cli.arguments import (
     path,
     positive,
     settle_data,
+    shard,
     training_arguments,
 )
 from mt3.config.methods import METHODS
@@ -78,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--label", default="", help="the name of this variant in a report (default: the reference)")
     evaluate.add_argument("--data", help="the data set, if RUN does not say")
     evaluate.add_argument("--out", type=path, help="JSON file (default: RUN/evaluation.json)")
+    evaluate.add_argument(
+        "--shard", type=shard, metavar="I/N", help="share I, from 0 on, of N (default: torchrun's rank)"
+    )
     method_arguments(evaluate, several=True)
     evaluate.add_argument("--confidence", action="store_true", help="also how far answers agree over copies")
     evaluate.add_argument("--tuned", type=path, metavar="FILE", help="take what `mt3 tune` chose")
@@ -85,6 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     data_arguments(evaluate)
     compute_arguments(evaluate)
     evaluate.set_defaults(run=commands.evaluate_command)
+
+    merge = subparsers.add_parser("merge", help="the results of an evaluation whose shards are all done")
+    merge.add_argument("results", type=path, metavar="FILE", help="the JSON file that they were given as --out")
+    merge.set_defaults(run=cluster_commands.merge_command)
 
     tune = subparsers.add_parser("tune", help="choose learning rate, steps and views, on what is not reported")
     tune.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")

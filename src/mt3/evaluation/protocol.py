@@ -14,14 +14,13 @@ from mt3.config.adaptation import Adaptation
 from mt3.config.streams import ANEW, STREAMS
 from mt3.data import CorruptedSet, Dataset
 from mt3.evaluation.methods import passes
+from mt3.evaluation.pieces import CLEAN as CLEAN
+from mt3.evaluation.pieces import Source as Source
 from mt3.models.call import Network
 from mt3.models.store import tensors_hash
 from mt3.objectives.augment import SIDE
 from mt3.support.errors import InputError, name_list, one_of
 from mt3.support.version import __version__
-
-CLEAN = ("clean", 0)
-Source = tuple[str, int]  # corruption and severity
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Protocol:
 
     @property
     def sources(self) -> list[Source]:
-        return [(name, severity) for severity in self.severities for name in self.corruptions]
+        return [(name, severity) for severity in sorted(set(self.severities)) for name in self.corruptions]
 
     def count(self, images: TestImages) -> int:
         """Images under each corruption."""
@@ -122,7 +121,12 @@ def describe(protocol: Protocol, model: Network, images: TestImages) -> dict[str
     _check_tuned(protocol, images)
     told: dict[str, Any] = {"method": protocol.method} if protocol.method != "own" else {}
     if protocol.stream is not None:
-        told["stream"] = {"kind": protocol.stream, "seed": protocol.seed, "order": STREAMS[protocol.stream]}
+        told["stream"] = {
+            "kind": protocol.stream,
+            "seed": protocol.seed,
+            "order": STREAMS[protocol.stream],
+            "units": _units(protocol, images),
+        }
     if told:  # beside other methods: what an answer costs
         told["passes"] = passes(adaptation) if adaptation is not None else 1.0
     if protocol.tuned is not None:
@@ -156,6 +160,14 @@ def describe(protocol: Protocol, model: Network, images: TestImages) -> dict[str
         },
         **told,
     }
+
+
+def _units(protocol: Protocol, images: TestImages) -> list[dict[str, Any]]:
+    """The parts of a stream that begin with the model as it is, and how many images each has."""
+    counts = dict.fromkeys(protocol.sources or [CLEAN], protocol.count(images))
+    if protocol.stream not in ANEW:
+        counts = {(str(protocol.stream), 0): sum(counts.values())}
+    return [{"name": name, "severity": severity, "images": count} for (name, severity), count in counts.items()]
 
 
 def _check_stream(protocol: Protocol) -> None:

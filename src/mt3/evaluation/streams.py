@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Mapping
-from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,18 +22,18 @@ Order = NDArray[np.int64]  # (answers, 2): the number of a source, and of one of
 
 
 class Stream(NamedTuple):
-    """Sources, and units of work: each begins with the model as it is, and is done as a whole and in order."""
+    """The units of a stream: each begins with the model as it is, and is done as a whole and in order."""
 
-    sources: tuple[Source, ...]
     units: dict[Source, Order]  # one for each source, or one in all
 
-    def order(self, piece: Piece) -> Order:
-        return self.units[piece.source][piece.start : piece.stop]
+    labels: dict[Source, Labels]
 
-    def take(self, images: TestImages, piece: Piece) -> NDArray[np.uint8]:
-        """The piece's images (N, H, H, 3), in the order of the stream."""
-        order = self.order(piece).tolist()
-        return np.concatenate([images.take(self.sources[source], i, i + 1) for source, i in order])
+    def take(self, images: TestImages, piece: Piece) -> tuple[NDArray[np.uint8], Labels, Order]:
+        """The piece's images (N, H, H, 3) and their labels, in the order of the stream, and that order."""
+        order = self.units[piece.source][piece.start : piece.stop]
+        places = [(list(self.labels)[source], i) for source, i in order.tolist()]
+        pictures = np.concatenate([images.take(source, i, i + 1) for source, i in places])
+        return pictures, np.array([self.labels[source][i] for source, i in places]), order
 
 
 def make_stream(kind: str, labels: Mapping[Source, Labels], seed: int) -> Stream:
@@ -45,11 +44,11 @@ def make_stream(kind: str, labels: Mapping[Source, Labels], seed: int) -> Stream
     """
     parts = [_order_of(kind, n, own, seed) for n, own in enumerate(labels.values())]
     if kind in ANEW:
-        return Stream(tuple(labels), dict(zip(labels, parts, strict=True)))
+        return Stream(dict(zip(labels, parts, strict=True)), dict(labels))
     whole = np.concatenate(parts)
     if kind == "mixed":
         whole = _generator(seed).permutation(whole)
-    return Stream(tuple(labels), {(kind, 0): whole})
+    return Stream({(kind, 0): whole}, dict(labels))
 
 
 def _generator(seed: int) -> np.random.Generator:
@@ -66,15 +65,21 @@ def _order_of(kind: str, number: int, labels: Labels, seed: int) -> Order:
     return np.stack([np.full(len(images), number), images], axis=1)
 
 
-def missing_along(pieces: list[Piece], kept: set[Piece], folder: Path) -> list[Piece]:
-    """The pieces of a stream that are to be done: a unit goes on after its last piece whose state is whole."""
-    missing = []
+def missing_along(pieces: list[Piece], missing: list[Piece], folder: Path) -> list[Piece]:
+    """The pieces of a stream that are to be done: a unit goes on at the first that is missing, if its state is whole.
+
+    Pieces that are there and rest on one that is not are removed, so that they are done again.
+    """
+    found = []
     for unit in dict.fromkeys(piece.source for piece in pieces):
         own = [piece for piece in pieces if piece.source == unit]
-        done = len(list(takewhile(kept.__contains__, own)))
-        anew = done < len(own) and read_state(folder, own[done]) is None
-        missing += own[0 if anew else done :]
-    return missing
+        done = next((n for n, piece in enumerate(own) if piece in missing), len(own))
+        if done < len(own) and read_state(folder, own[done]) is None:
+            done = 0
+        found += own[done:]
+    for piece in found:
+        path_of(folder, piece).unlink(missing_ok=True)
+    return found
 
 
 def _state_path(folder: Path, piece: Piece) -> Path:

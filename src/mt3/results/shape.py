@@ -13,7 +13,7 @@ PROTOCOL = {"run": RUN, "label": "", "sweep": False, "data": "", "split": "", "s
 PROTOCOL |= {"severities": [0], "images": 0, "first": 0, "clean": False, "controls": False, "seed": 0}
 PROTOCOL |= {"adaptation": ADAPTATION, "own_adaptation": False, "views": 0, "precision": "", "model_hash": ""}
 PROTOCOL |= {"versions": {}}
-STREAM = {"kind": "", "seed": 0, "order": ""}
+STREAM = {"kind": "", "seed": 0, "order": "", "units": [{"name": "", "severity": 0, "images": 0}]}
 TUNED = {"file": "", "hash": "", "rule": "", "choice": {}, "images": {}, "points": [{}]}
 OPTIONAL = ("run", "data", "adaptation", "clip", "objective")  # may be null
 
