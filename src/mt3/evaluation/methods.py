@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mt3.config.adaptation import FIELDS, Adaptation
+from mt3.config.adaptation import Adaptation
 from mt3.config.rivals import get_rival
 from mt3.models.classifier import MT3Model
 from mt3.objectives.registry import get_objective
-from mt3.support.errors import InputError, name_list, one_of
+from mt3.support.errors import InputError, name_list
 from mt3.support.files import read_json
 
 ALONE = {"carry": "image", "batch": 1, "answer": "after", "reset": "never"}  # what each image by itself leaves
@@ -24,16 +24,17 @@ def method_name(name: str) -> str:
     return "own" if get_rival(name).adaptation is None else name
 
 
-def settle(model: Any, method: str, stream: str | None, fields: Mapping[str, Any]) -> Adaptation | None:
+def settle(
+    model: Any, method: str | Adaptation, stream: str | None, fields: Mapping[str, Any]
+) -> Adaptation | None:
     """The method's adaptation with `fields` replaced, kept along a stream or not; none where a model has no own way.
 
     A method that is made for streams has other values there than for single images: its batch, and which parameters
     answer.
     """
-    rival, unknown = get_rival(method), [name for name in fields if name not in FIELDS]
-    if unknown:
-        raise InputError(one_of("field of an adaptation", unknown[0], FIELDS))
-    adaptation = rival.adaptation
+    if isinstance(method, Adaptation):
+        return replace(method, **fields)
+    rival, adaptation = get_rival(method), get_rival(method).adaptation
     if adaptation is None and isinstance(model, MT3Model) and model.objective is not None:
         adaptation = model.adaptation
     if adaptation is None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mt3.config.rivals import get_rival
+from mt3.config.rivals import RIVALS
 from mt3.config.streams import PER_IMAGE, STREAMS
 from mt3.reporting.collect import Results, flat, is_alike
 from mt3.reporting.figures import Figure
@@ -75,7 +75,11 @@ def _model_of(e: Evaluation) -> tuple[str, str]:
 
 def _method_of(e: Evaluation) -> str:
     own = "its own" if e.protocol["run"] is None else e.method.after or "its own"
-    return (own if e.rival == "own" else get_rival(e.rival).title) + (f", {e.label}" if e.label else "")
+    return (own if e.rival == "own" else _title(e.rival)) + (f", {e.label}" if e.label else "")
+
+
+def _title(name: str) -> str:
+    return RIVALS[name].title if name in RIVALS else name
 
 
 def _require_one_setting(runs: Sequence[Evaluation]) -> None:
