@@ -1,4 +1,4 @@
-"""Intervals along a stream: moving blocks against their formula, coverage on a series with a known mean, and pairing."""
+"""Intervals along a stream: moving blocks against their formula, coverage on a known series, and pairing."""
 
 import math
 
@@ -10,11 +10,11 @@ from mt3.results.statistics import (
     area_under_curve,
     block_interval,
     block_length,
+    pack_positions,
     paired_interval,
     stream_interval,
     t95,
     unpack_positions,
-    pack_positions,
 )
 
 
@@ -49,7 +49,7 @@ def test_a_single_block_tells_nothing():
 
 
 def test_coverage_on_a_series_whose_neighbours_depend_on_one_another():
-    """An AR(1) series of mean 0 and correlation 0.7: intervals of 95 % hold it that often, those that ignore it do not."""
+    """An AR(1) series of mean 0: intervals by blocks hold it nearly as often as 95 %, those of single values do not."""
     generator, rho, count, trials = np.random.default_rng(0), 0.7, 400, 300
     noise = generator.normal(size=(trials, count + 100))
     series = np.zeros_like(noise)

@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -132,7 +132,7 @@ def corruption_arguments(parser: argparse.ArgumentParser, groups: str, severitie
     parser.add_argument("--severity", type=count, nargs="+", action="extend", help=f"1 to 5 (default: {severities})")
 
 
-def adapt_arguments(parser: argparse.ArgumentParser, names: Sequence[str] = EACH_IMAGE) -> None:
+def adapt_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = EACH_IMAGE) -> None:
     """Fields of an adaptation that can be replaced, in the words beside them."""
     words = describe_fields(Adaptation).get("", {})
     kinds: dict[type, Callable[[str], Any]] = {int: count, float: number}
@@ -146,9 +146,10 @@ def adapt_arguments(parser: argparse.ArgumentParser, names: Sequence[str] = EACH
 
 def method_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """Which test-time method, and along which stream."""
-    many: dict[str, Any] = {"nargs": "+", "action": "extend"} if several else {}
+    many: Any = {"nargs": "+", "action": "extend"} if several else {}
+    usual: Any = {} if several else {"default": "own"}
     told = f"of {name_list(RIVALS)} (default: own, the model's)"
-    parser.add_argument("--method", **many, **({} if several else {"default": "own"}), metavar="NAME", help=told)
+    parser.add_argument("--method", **many, **usual, metavar="NAME", help=told)
     told = f"keep the steps along a stream: {name_list(STREAMS)} (default: each image by itself)"
     parser.add_argument("--stream", **many, choices=list(STREAMS), metavar="STREAM", help=told)
 

@@ -89,8 +89,9 @@ def evaluate_command(args: argparse.Namespace) -> None:
     corrupted, names, severities = _corrupted_images(args, dataset)
     if args.label and not is_name(args.label):
         raise InputError(f"Expected a label of 1 to {NAME} printable characters, got '{shown(args.label)}'.")
-    images, shared = TestImages(dataset, corrupted, first=args.first), ("limit", "controls", "confidence", "seed", "label")
-    asked = {name: getattr(args, name) for name in shared} | {"run": about_run(run, args.model)}
+    images = TestImages(dataset, corrupted, first=args.first)
+    asked = {name: getattr(args, name) for name in ("limit", "controls", "confidence", "seed", "label")}
+    asked["run"] = about_run(run, args.model)
     for each in asked_evaluations(args, model, Path() if args.out else result_folder(args.model)):
         own = {name: getattr(each, name) for name in ("method", "stream", "adaptation", "tuned")}
         wrote = evaluate_shard(model, images, Protocol(names, severities, **asked, **own), each.out, shard)

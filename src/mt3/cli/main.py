@@ -97,9 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     tune = subparsers.add_parser("tune", help="choose learning rate, steps and views, on what is not reported")
     tune.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
     method_arguments(tune)
-    for name, kind, told in (("lr", number, "learning rates"), ("steps", positive, "steps"), ("views", positive, "views")):
-        words = f"{told} to try (default: by the method)"
-        tune.add_argument(f"--{name}", dest=f"tried_{name}", type=kind, nargs="+", metavar=name.upper(), help=words)
+    for name, kind in (("lr", number), ("steps", positive), ("views", positive)):
+        told = f"values of {name} to try (default: by the method)"
+        tune.add_argument(f"--{name}", dest=f"tried_{name}", type=kind, nargs="+", metavar=name.upper(), help=told)
     corruption_arguments(tune, "held-out (default), and no other group", "5")
     tune.add_argument("--limit", type=positive, default=200, help="of the held-out images at most these (default: 200)")
     tune.add_argument("--data", help="the data set, if RUN does not say")

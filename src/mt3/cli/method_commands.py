@@ -32,7 +32,7 @@ def given_adaptation(args: argparse.Namespace) -> dict[str, Any]:
 
 def asked_evaluations(args: argparse.Namespace, model: "MT3Model", folder: Path) -> list[Asked]:
     """Every method along every stream that was asked for; several go into a directory, a file for each."""
-    from mt3.evaluation.methods import method_name, read_tuned
+    from mt3.evaluation.settle import method_name, read_tuned
 
     tuned = None if args.tuned is None else read_tuned(args.tuned)
     usual = ["own"] if tuned is None else [tuned["method"]]
@@ -54,7 +54,7 @@ def asked_evaluations(args: argparse.Namespace, model: "MT3Model", folder: Path)
 def _adaptation(
     args: argparse.Namespace, model: "MT3Model", method: str, stream: str | None, tuned: dict[str, Any] | None
 ) -> "Adaptation | None":
-    from mt3.evaluation.methods import settle, with_choice
+    from mt3.evaluation.settle import settle, with_choice
 
     given = given_adaptation(args)
     fields = given if tuned is None else with_choice(tuned, method, given)
@@ -75,8 +75,8 @@ def tune_command(args: argparse.Namespace) -> None:
     from mt3.cli.commands import dataset_of_run, result_folder
     from mt3.corruptions import resolve
     from mt3.corruptions.write import check_severities
-    from mt3.evaluation.methods import method_name, settle
     from mt3.evaluation.protocol import Protocol, TestImages
+    from mt3.evaluation.settle import method_name, settle
     from mt3.evaluation.tune import Grid, default_grid, held_out, tune
     from mt3.models.store import find_model, load, read_run
     from mt3.results.runs import about_run

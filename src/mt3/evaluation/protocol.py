@@ -13,9 +13,9 @@ from mt3 import corruptions
 from mt3.config.adaptation import Adaptation
 from mt3.config.streams import ANEW, STREAMS
 from mt3.data import CorruptedSet, Dataset
-from mt3.evaluation.methods import passes
 from mt3.evaluation.pieces import CLEAN as CLEAN
 from mt3.evaluation.pieces import Source as Source
+from mt3.evaluation.settle import passes
 from mt3.models.call import Network
 from mt3.models.store import tensors_hash
 from mt3.objectives.augment import SIDE

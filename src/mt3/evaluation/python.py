@@ -14,8 +14,8 @@ from mt3.adaptation.choose import Wrapping, choose_network
 from mt3.config.adaptation import FIELDS, Adaptation
 from mt3.data import as_dataset
 from mt3.evaluation.evaluate import evaluate as evaluate_images
-from mt3.evaluation.methods import method_name, read_tuned, settle, with_choice
 from mt3.evaluation.protocol import Protocol, TestImages
+from mt3.evaluation.settle import method_name, read_tuned, settle, with_choice
 from mt3.models.classifier import MT3Model
 from mt3.models.plain import Plain
 from mt3.results import Evaluation

@@ -9,8 +9,8 @@ from typing import Any
 from mt3.config.adaptation import Adaptation
 from mt3.corruptions import HELD_OUT
 from mt3.evaluation.evaluate import evaluate
-from mt3.evaluation.methods import TUNED
 from mt3.evaluation.protocol import Protocol, TestImages
+from mt3.evaluation.settle import TUNED
 from mt3.models.call import Network
 from mt3.objectives.registry import get_objective
 from mt3.results.facts import Evaluation
@@ -40,8 +40,8 @@ class Grid:
         return [dict(zip(tried, values, strict=True)) for values in product(*tried.values())]
 
 
-def default_grid(adaptation: Adaptation, asked: Grid = Grid()) -> Grid:
-    """The grid of a method, with what was asked for in place of its own; refuses a method that has nothing to choose."""
+def default_grid(adaptation: Adaptation, asked: Grid) -> Grid:
+    """The grid of a method, with what was asked for in place of its own; refuses one that has nothing to choose."""
     views = adaptation.objective is not None and get_objective(adaptation.objective, adaptation.variant).draws_views
     steps = adaptation.objective is not None and adaptation.rule == "step"
     own = Grid(

@@ -28,6 +28,7 @@ CONTROLS = {"clean_other": "unrelated image", "same_corruption": "same corruptio
 ROWS = ("before", "view_average", *CONTROLS, "after")
 AGREEMENT = {"before": "copies_before", "after": "copies_after"}  # a row, and what it answers to copies of each image
 
+
 class Setting(NamedTuple):
     """How a model was adapted at test time."""
 
@@ -184,8 +185,8 @@ class Evaluation:
     def gain(self, name: str = "gain", corruption: str | None = None, severity: int | None = None) -> Difference:
         """The paired difference of two rows, as `GAINS` names them, with its interval over images."""
         if self.way != PER_IMAGE:
-            high, low = (self.answers(row, corruption, severity) for row in GAINS[name])
-            return self._along(high, low, self.positions(corruption, severity))
+            after, before = (self.answers(row, corruption, severity) for row in GAINS[name])
+            return self._along(after, before, self.positions(corruption, severity))
         high, low = (self.correct(row, corruption, severity) for row in GAINS[name])
         return statistics.paired_gain(high, low)
 

@@ -10,7 +10,7 @@ from evaluations import MT3, accuracies, make_evaluation, words, write
 from evaluations import tables_of as tables
 from mt3.config.streams import STREAMS
 from mt3.reporting.collect import collect
-from mt3.reporting.methods import method_blocks, running_mean
+from mt3.reporting.method_tables import method_blocks, running_mean
 from mt3.reporting.page import write_report
 from mt3.results.facts import parse_evaluation
 from mt3.results.statistics import block_interval, pack_positions
@@ -110,7 +110,9 @@ def test_settings_say_how_each_method_adapted(results):
 
 def test_two_evaluations_for_one_cell_are_refused_unless_they_have_labels(results):
     write(results / "again.json", evaluation("tent", "continual", adaptation={"batch": 8}))
-    with pytest.raises(InputError, match=r"again.json and .*tent-continual.json are both of TENT, continual, and differ"):
+    with pytest.raises(
+        InputError, match=r"again.json and .*tent-continual.json are both of TENT, continual, and differ"
+    ):
         tables(results)
     write(results / "again.json", evaluation("tent", "continual", adaptation={"batch": 8}, label="batch 8"))
     assert words(tables(results)["methods-mt3"])["TENT, batch 8"]["continual"] == "*58.0"
@@ -146,8 +148,12 @@ def test_a_model_of_no_training_is_known_by_its_weights(tmp_path):
     value["protocol"]["run"] = None
     write(tmp_path / "own.json", value)
     assert words(tables(tmp_path)["methods-abcdef01"])["TENT"] == {"shift": "*58.0"}
-    (table,) = [block for block in method_blocks(collect([tmp_path])) if getattr(block, "name", "") == "methods-abcdef01"]
-    assert table.title.startswith("the model abcdef01: average accuracy in % over 3 corruptions, severity 5, 100 images")
+    (table,) = [
+        block for block in method_blocks(collect([tmp_path])) if getattr(block, "name", "") == "methods-abcdef01"
+    ]
+    assert table.title.startswith(
+        "the model abcdef01: average accuracy in % over 3 corruptions, severity 5, 100 images"
+    )
 
 
 def test_confidence_by_softmax_and_by_agreement(tmp_path):
@@ -176,8 +182,8 @@ def test_a_running_mean_is_of_the_last_answers():
 
 def test_figures_show_the_accuracy_along_the_stream_and_against_cost(results, monkeypatch):
     drawn: dict[str, Any] = {}
-    monkeypatch.setattr("mt3.reporting.methods.draw_along", lambda paths, streams: drawn.update(along=streams))
-    monkeypatch.setattr("mt3.reporting.methods.draw_costs", lambda paths, **given: drawn.update(given))
+    monkeypatch.setattr("mt3.reporting.method_tables.draw_along", lambda paths, streams: drawn.update(along=streams))
+    monkeypatch.setattr("mt3.reporting.method_tables.draw_costs", lambda paths, **given: drawn.update(given))
     for block in method_blocks(collect([results])):
         if hasattr(block, "draw"):
             block.draw([])

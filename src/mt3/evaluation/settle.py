@@ -14,7 +14,12 @@ from mt3.objectives.registry import get_objective
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import read_json
 
-ALONE = {"carry": "image", "batch": 1, "answer": "after", "reset": "never"}  # what each image by itself leaves
+ALONE: dict[str, Any] = {
+    "carry": "image",
+    "batch": 1,
+    "answer": "after",
+    "reset": "never",
+}  # what each image by itself leaves
 TUNED = ("lr", "steps", "views")  # what `mt3 tune` chooses
 EVIDENCE = ("method", "stream", "rule", "choice", "images", "model_hash", "points")
 
@@ -24,9 +29,7 @@ def method_name(name: str) -> str:
     return "own" if get_rival(name).adaptation is None else name
 
 
-def settle(
-    model: Any, method: str | Adaptation, stream: str | None, fields: Mapping[str, Any]
-) -> Adaptation | None:
+def settle(model: Any, method: str | Adaptation, stream: str | None, fields: Mapping[str, Any]) -> Adaptation | None:
     """The method's adaptation with `fields` replaced, kept along a stream or not; none where a model has no own way.
 
     A method that is made for streams has other values there than for single images: its batch, and which parameters
@@ -41,7 +44,7 @@ def settle(
         return None
     if rival.stream and stream is None:
         raise InputError(f"{rival.title} has nothing to do for a single image; give --stream.")
-    return replace(adaptation, **(ALONE if stream is None else {"carry": "stream"}) | fields)
+    return replace(adaptation, **{**(ALONE if stream is None else {"carry": "stream"}), **fields})
 
 
 def passes(adaptation: Adaptation) -> float:
@@ -63,7 +66,7 @@ def passes(adaptation: Adaptation) -> float:
 
 def read_tuned(path: Path) -> dict[str, Any]:
     """What `mt3 tune` chose, with its evidence and a hash of it, as a protocol keeps it."""
-    tuned = read_json(path).get("tuned")
+    tuned: Any = read_json(path).get("tuned")
     try:
         chosen = {name: tuned[name] for name in EVIDENCE}
         if not chosen["choice"] or not set(chosen["choice"]) <= set(TUNED) or not chosen["points"]:

@@ -91,7 +91,7 @@ def _require_one_setting(runs: Sequence[Evaluation]) -> None:
         if fields or alone:
             raise InputError(
                 f"{other.path} and {e.path} are both of {_method_of(e)}, {e.way}, and differ in "
-                f"{name_list(fields) or 'nothing but their answers'}; give one of them another --label, or leave it out."
+                f"{name_list(fields) or 'nothing but their answers'}; leave one out, or give it another --label."
             )
 
 
@@ -109,7 +109,7 @@ def _tables(model: Model, severity: int, timings: Sequence[dict[str, Any]]) -> l
     ways, first = model.ways, model.before(model.ways[0])[0]
     unadapted = {way: over_runs([e.accuracy("before", None, severity) for e in model.before(way)]) for way in ways}
     lines = [(AS_IT_IS, unadapted)]
-    lines += [(row.title, {way: row.cell(way, partial(_accuracy, severity=severity)) for way in ways}) for row in model.rows]
+    lines += [(row.title, {w: row.cell(w, partial(_accuracy, severity=severity)) for w in ways}) for row in model.rows]
     best = {way: mark_best([cells[way] for _, cells in lines]) for way in ways}
     lines = [(label, {way: best[way][i] for way in ways}) for i, (label, _) in enumerate(lines)]
     title = f"{model.title}: average accuracy in % over {len(first.corruptions)} corruptions, severity {severity}, "
@@ -123,7 +123,9 @@ def _tables(model: Model, severity: int, timings: Sequence[dict[str, Any]]) -> l
     told += "trainings, Student's t."
     return [
         *make_table(f"methods-{model.name}", title, "method", lines, note),
-        *make_table(f"methods-gain-{model.name}", f"{model.title}: gain in points over the model as it is", "method", gains, told),
+        *make_table(
+            f"methods-gain-{model.name}", f"{model.title}: gain in points over it as it is", "method", gains, told
+        ),
         *_cost_table(model, timings),
         *_setting_table(model),
     ]
@@ -204,8 +206,8 @@ def confidence_table(results: Results) -> list[Table]:
             lines.append((f"{_model_of(e)[1]}, {_method_of(e)}: {row} adapting", cells))
     note = "In %, averaged over corruptions. AUROC: how often a right answer has a higher confidence than a wrong one, "
     note += "higher is better; corruptions under which all answers are right or all wrong are left out of it. "
-    note += "Calibration error: lower is better. Softmax: the highest probability. Agreement: the mean probability that "
-    note += "augmented copies of the image give to the answer, by the model as it is or adapted to the image."
+    note += "Calibration error: lower is better. Softmax: the highest probability. Agreement: the mean probability "
+    note += "that augmented copies of the image give to the answer, by the model as it is or adapted to the image."
     return make_table("confidence", "Confidence of single answers", "answers", lines, note)
 
 
@@ -218,8 +220,8 @@ def _figures(model: Model, severity: int) -> list[Figure]:
     figures = []
     streams = {way: _along(model, way, severity) for way in model.ways if way != PER_IMAGE}
     if streams:
-        caption = f"{model.title}: running mean of the accuracy along the stream, over a twentieth of it. Dotted lines: "
-        caption += "another corruption begins."
+        caption = f"{model.title}: running mean of the accuracy along the stream, over a twentieth of it. Dotted "
+        caption += "lines: another corruption begins."
         figures.append(Figure(f"along-{model.name}", caption, partial(draw_along, streams=streams)))
     points = [
         Point(row.title, way, float(runs[0].protocol["passes"]), _accuracy(runs, severity).value or 0.0)
