@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mt3.adaptation.choose import Wrapping, choose_adaptation, choose_network, images_in_pass, objective_of
 from mt3.adaptation.memory import check_memory, stack_size
+from mt3.adaptation.rules import as_logits, average_over_views
 from mt3.adaptation.step import Inner, inner_loop
 from mt3.adaptation.stream import Stream
 from mt3.adaptation.views import DrawnViews
@@ -37,6 +38,7 @@ class Comparison:
     loss_before: Tensor  # self-supervised loss (N,), on the views of the first step
     loss_after: Tensor  # the same after the steps
     grad_norm: Tensor  # (N,), of the first step, before clipping
+    confidence: Tensor  # (N,), share of the answers to the views, before and after, and to the image before, that agree
 
 
 class Adapted(NamedTuple):
@@ -46,6 +48,7 @@ class Adapted(NamedTuple):
     views: Views  # of the first step
     inner: Inner
     view_average: Tensor  # probabilities (classes,) averaged over the views without adapting
+    votes: Tensor  # (views,), the classes that these are answered with
 
 
 class Answers(NamedTuple):
@@ -139,15 +142,18 @@ class Adapter(nn.Module):
 
     def _answer(self, images: Tensor, others: Tensor) -> Answers:
         """As `answer`, without a gate."""
+        if self.adaptation.rule == "average":
+            others_too = torch.cat([images[:, None], others], dim=1).flatten(0, 1)
+            average = self._average(others_too).view(len(images), -1, self.model.num_classes)
+            return Answers(as_logits(average[:, 1:]), average[:, 0])
 
         def answer(adapted: Adapted, rows: slice) -> Answers:
             return Answers(self._logits(adapted.params, others[rows]), adapted.view_average)
 
         found = list(self._each_stack(images, answer))
         if not found:
-            model = self.model
-            empty = torch.zeros(0, others.shape[1], model.num_classes, device=model.device, dtype=model.dtype)
-            return Answers(empty, empty.flatten(0, 1))
+            empty = self._nothing()
+            return Answers(empty[:, None].expand(-1, others.shape[1], -1), empty)
         return Answers(*(torch.cat(column) for column in zip(*found, strict=True)))
 
     @_undisturbed
@@ -164,16 +170,30 @@ class Adapter(nn.Module):
                 loss_after = objective.loss(outputs, adapted.views, objective.target(inner.outputs))
             before = self._logits(_leaves(self.model, len(own)), own, 0.0)[:, 0]
             after = self._logits(adapted.params, own)[:, 0]
+            if self.adaptation.rule == "average":
+                after = as_logits(adapted.view_average)
+            votes = self._votes(adapted.params, adapted.views, outputs.logits)
             if self.adaptation.gate < 1:
                 sure = self.keeps(before)
                 after = torch.where(sure[:, None], before, after)
                 loss_after = torch.where(sure, inner.loss, loss_after)
-            return before, after, adapted.view_average, inner.loss, loss_after, inner.grad_norm
+                votes = torch.where(sure[:, None], adapted.votes, votes)
+            votes = torch.cat([adapted.votes, votes, before.argmax(1, keepdim=True)], 1)
+            confidence = (votes == after.argmax(1, keepdim=True)).to(after.dtype).mean(1)
+            return before, after, adapted.view_average, inner.loss, loss_after, inner.grad_norm, confidence
 
         found = list(self._each_stack(images, compare))
         if not found:
             raise InputError("Expected at least one image to compare, got an empty batch.")
         return Comparison(*(torch.cat(column) for column in zip(*found, strict=True)))
+
+    def confidence(self, images: Tensor) -> Tensor:
+        """How far the answers agree (N,): over the views, before and after adapting; 1 where all do."""
+        if self.objective is None or not self.objective.draws_views:
+            raise InputError(
+                "This method draws no views whose answers could agree; take the softmax, or another method."
+            )
+        return self.compare(images).confidence
 
     @_undisturbed
     def adapt(self, images: Tensor) -> Iterator[Adapted]:
@@ -227,11 +247,31 @@ class Adapter(nn.Module):
         """Which answers are so sure before adapting that they stay; with a gate of 1 none."""
         return (logits.softmax(-1).amax(-1) >= self.adaptation.gate) & (self.adaptation.gate < 1)
 
+    def _average(self, images: Tensor) -> Tensor:
+        """Probabilities (N, classes), averaged over views, by the model as it is."""
+        found = list(
+            self._spread(images, lambda own, _: average_over_views(self.model, self.adaptation, own, self.seed))
+        )
+        return torch.cat(found) if found else self._nothing()
+
+    def _nothing(self) -> Tensor:
+        """The answers to no images."""
+        return torch.zeros(0, self.model.num_classes, device=self.model.device, dtype=self.model.dtype)
+
     def _each_stack(self, images: Tensor, use: Callable[[Adapted, slice], Result]) -> Iterator[Result]:
-        """Adapt to the images, stack by stack, and yield `use(adapted, rows)`.
+        """Adapt to the images, stack by stack, and yield `use(adapted, rows)`."""
+        return self._spread(images, lambda own, rows: use(self._adapt_stack(own), rows))
+
+    def _spread(self, images: Tensor, use: Callable[[Tensor, slice], Result]) -> Iterator[Result]:
+        """Yield `use(stack, rows)` for the images, stack by stack.
 
         On a CPU several stacks are computed at once, in threads, so `use` must not change what they share.
         """
+        if self.stream is not None:
+            raise InputError(
+                "This adapter follows a stream and answers its next images by adapter(images) alone; for single images "
+                "before and after make one with carry='image'."
+            )
         pixels = images.shape[-1]
         size = max(1, min(self.stack_for(len(images), pixels), len(images)))
         check_memory(self.model, size * self._images_in_pass(), pixels)
@@ -239,7 +279,7 @@ class Adapter(nn.Module):
         def adapt_stack(start: int) -> Result:
             rows = slice(start, start + size)
             with undisturbed(self.model.device), torch.inference_mode(False), torch.enable_grad():
-                return use(self._adapt_stack(images[rows].clone(memory_format=torch.contiguous_format)), rows)
+                return use(images[rows].clone(memory_format=torch.contiguous_format), rows)
 
         starts = range(0, len(images), size)
         return side_by_side(adapt_stack, starts, count_threads(self.model, len(starts)))
@@ -265,7 +305,14 @@ class Adapter(nn.Module):
                 logits = call(model, parameters_of(model), plain, False).logits.view(*draw.first.plain.shape[:2], -1)
             average = logits.softmax(-1).mean(1)
         params = {name: p.detach() for name, p in inner.params.items()}
-        return Adapted(params, draw.first, inner, average)
+        return Adapted(params, draw.first, inner, average, logits.argmax(-1))
+
+    def _votes(self, params: Params, views: Views, logits: Tensor) -> Tensor:
+        """The classes (S, views) that adapted models answer views with; the logits are of what the objective saw."""
+        if views.plain is not None:
+            with torch.no_grad():
+                logits = call(self.model, params, views.plain, False, self.adaptation.statistics).logits
+        return logits.argmax(-1)
 
 
 def _leaves(model: Network, count: int) -> Params:
@@ -282,4 +329,5 @@ def _member(stack: Adapted, i: int) -> Adapted:
     params = {name: p[i] for name, p in inner.params.items()}
     own = Inner(params, inner.loss[i], inner.grad_norm[i], outputs, inner.last_loss[i])
     views = Views(*(None if t is None else t[i] for t in stack.views))  # type: ignore[arg-type]
-    return Adapted({name: p[i] for name, p in stack.params.items()}, views, own, stack.view_average[i])
+    adapted = {name: p[i] for name, p in stack.params.items()}
+    return Adapted(adapted, views, own, stack.view_average[i], stack.votes[i])

@@ -12,16 +12,28 @@ from torch import Tensor
 
 from mt3.adaptation.choose import images_in_pass, objective_of
 from mt3.adaptation.memory import check_memory
+from mt3.adaptation.rules import (
+    Supports,
+    add_supports,
+    as_logits,
+    average_over_views,
+    features_and_logits,
+    first_supports,
+    neighbours_of,
+    prototype_logits,
+    smooth,
+)
 from mt3.adaptation.step import VELOCITY, inner_loop
 from mt3.adaptation.views import DrawnViews
 from mt3.config.adaptation import Adaptation
 from mt3.models.call import Network, Params, call, parameters_of
+from mt3.models.classifier import MT3Model
 from mt3.objectives.augment import as_float
 from mt3.support.errors import InputError
 
 LOW_ENTROPY = 0.2  # SAR: "e_0 = 0.2", the moving average of the entropy below which the model starts anew
 KEPT = 0.9  # of that moving average at each step
-PARAMS, MARK = "params/", "adaptation"
+PARAMS, SUPPORTS, MARK = "params/", "supports/", "adaptation"
 
 
 class Stream:
@@ -35,6 +47,8 @@ class Stream:
         self.model, self.adaptation, self.seed = model, adaptation, seed
         self.objective = objective_of(adaptation)
         self.names = () if self.objective is None else model.adapted_names(adaptation.layers, self.objective)
+        alone = adaptation.rule == "t3a" or self.objective is not None  # whether one image is enough
+        self.least = 1 if alone else 2
         self._busy = threading.Lock()
         self._start()
 
@@ -42,14 +56,23 @@ class Stream:
         self.params: Params = {}  # those that differ from the model's, and their velocities
         self.seen = 0  # images since the start
         self.entropy: Tensor | None = None  # moving average, of SAR's reset
+        self.supports: Supports | None = None  # T3A's
 
     def __call__(self, images: Tensor) -> Tensor:
         """Logits (N, classes) of the next images."""
         with self._alone():
-            groups = torch.split(images, self.adaptation.batch) if len(images) else ()
-            found = [self._next(group) for group in groups]
+            found = [self._next(group) for group in self._groups(images)]
         empty = torch.zeros(0, self.model.num_classes, device=self.model.device, dtype=self.model.dtype)
         return torch.cat(found) if found else empty
+
+    def _groups(self, images: Tensor) -> list[Tensor]:
+        """The images cut into groups; one that would be too small for the method goes to the group before it."""
+        groups = list(torch.split(images, self.adaptation.batch)) if len(images) else []
+        if groups and len(images) < self.least:
+            raise InputError(f"This method compares the images of a call: expected at least 2, got {len(images)}.")
+        if groups and len(groups[-1]) < self.least:
+            groups[-2:] = [torch.cat(groups[-2:])]
+        return groups
 
     def reset(self) -> None:
         """Go back to the model as it is."""
@@ -76,7 +99,22 @@ class Stream:
         self.seen += len(images)
         with torch.inference_mode(False), torch.enable_grad():
             images = images.to(self.model.device).clone(memory_format=torch.contiguous_format)
+            return self._answer(images)
+
+    def _answer(self, images: Tensor) -> Tensor:
+        rule = self.adaptation.rule
+        if rule == "average":
+            return as_logits(average_over_views(self.model, self.adaptation, images, self.seed))
+        if rule == "step":
             return self._step(images) if self.objective is not None else self._logits({}, images)
+        assert isinstance(self.model, MT3Model)
+        features, logits = features_and_logits(self.model, images)
+        if rule == "lame":
+            return as_logits(smooth(logits, neighbours_of(features, self.adaptation.support)))
+        before = first_supports(self.model) if self.supports is None else self.supports
+        self.supports = add_supports(before, features, logits, self.adaptation.support)
+        used = self.supports if self.adaptation.answer == "after" else before
+        return prototype_logits(used, features, self.model.num_classes)
 
     def _step(self, images: Tensor) -> Tensor:
         """Adapt to a group and answer it."""
@@ -116,7 +154,11 @@ class Stream:
         """All that the stream depends on besides the model."""
         state = {PARAMS + name: p.clone() for name, p in self.params.items()}
         state |= {"seen": torch.tensor(self.seen), MARK: self._mark()}
-        return state if self.entropy is None else state | {"entropy": self.entropy.clone()}
+        if self.entropy is not None:
+            state["entropy"] = self.entropy.clone()
+        if self.supports is not None:
+            state |= {SUPPORTS + name: t.clone() for name, t in self.supports._asdict().items()}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the stream of this state was."""
@@ -133,6 +175,8 @@ class Stream:
             self.params = {name: p.to(device).clone() for name, p in params.items()}
             self.seen = int(state["seen"])
             self.entropy = state["entropy"].to(device).clone() if "entropy" in state else None
+            if SUPPORTS + "labels" in state:
+                self.supports = Supports(*(state[SUPPORTS + name].to(device).clone() for name in Supports._fields))
 
     def _mark(self) -> Tensor:
         """A mark of the adaptation and the seed, so that the state of another stream is not taken for one of this."""

@@ -139,8 +139,11 @@ class MT3Model(
 
     def features(self, images: Tensor) -> Tensor:
         """What the class layer sees (N, F)."""
-        features = self.backbone(self.normalise(as_float(images, self.dtype)))
-        return features if self.hidden is None else F.relu(self.hidden(features))
+        x = self.normalise(as_float(images, self.dtype))
+        with torch.autocast(x.device.type, torch.bfloat16, self.precision == "bfloat16", cache_enabled=False):
+            features = self.backbone(x)
+            shared = features if self.hidden is None else F.relu(self.hidden(features))
+        return shared.to(self.dtype)
 
     def _pass(self, x: Tensor, heads: bool) -> Outputs:
         trunk = self.backbone.early(x)
