@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         "--shard", type=shard, metavar="I/N", help="share I, from 0 on, of N (default: torchrun's rank)"
     )
     method_arguments(evaluate, several=True)
-    evaluate.add_argument("--confidence", action="store_true", help="also how far answers agree over copies")
+    evaluate.add_argument("--confidence", action="store_true", help="also how far answers agree over the views")
     evaluate.add_argument("--tuned", type=path, metavar="FILE", help="take what `mt3 tune` chose")
     adapt_arguments(evaluate, ADAPTATION)
     data_arguments(evaluate)

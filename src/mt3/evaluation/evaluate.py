@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mt3.adaptation.adapter import Adapter
-from mt3.adaptation.views import image_generator
 from mt3.data.dataset import check_labels
 from mt3.evaluation.pieces import Kept, Piece, Results, is_whole, read_piece, share_done, write_piece
 from mt3.evaluation.predict import as_tensor, probabilities
@@ -21,13 +20,10 @@ from mt3.evaluation.protocol import CLEAN, Protocol, TestImages, describe
 from mt3.evaluation.shards import WHOLE, Shard, clean_key, has_all, merge, own_shard, remove_pieces
 from mt3.evaluation.streams import Stream, drop_state, make_stream, missing_along, read_state, write_state
 from mt3.models.call import Network
-from mt3.objectives.augment import apply_views, as_float, draw_views
 from mt3.results.facts import Evaluation, read_evaluation
 from mt3.support.errors import InputError
 from mt3.support.progress import Progress
 from mt3.support.threads import undisturbed
-
-COPIES = 16  # of an image, over which answers agree or not
 
 
 def evaluate(model: Network, images: TestImages, protocol: Protocol, out: Path) -> Evaluation:
@@ -136,25 +132,13 @@ def _predict_piece(job: _Job, piece: Piece) -> Kept:
     elif controls:
         wanted.append(("same_corruption", batch, 1))
     others = torch.stack([pictures.roll(distance, 0) for _, pictures, distance in wanted], dim=1)
-    if job.protocol.confidence:
-        copies = _copies(batch, job.protocol.seed)
-        before = probabilities(adapter.unadapted(copies.flatten(0, 1)))
-        results["copies_before"] = before.reshape(len(batch), COPIES, -1).mean(1)
-        others = torch.cat([as_float(others), copies], dim=1)
     answers = adapter.answer(batch, others)
     if adapter.objective is not None and adapter.objective.draws_views:
         results["view_average"] = answers.view_average.float().cpu().numpy()
     adapted = probabilities(answers.logits)
-    if job.protocol.confidence:
-        results["copies_after"] = adapted[:, len(wanted) :].mean(1)
     for number, (row, _, distance) in enumerate(wanted):
         results[row] = np.roll(adapted[:, number], -distance, axis=0)
+    if job.protocol.confidence:  # of the answer, so that it stands at its class
+        answered = results["after"].argmax(-1)[:, None] == np.arange(adapted.shape[-1])
+        results["agreement"] = answered * adapter.confidence(batch).float().cpu().numpy()[:, None]
     return Kept(results, labels)
-
-
-def _copies(batch: Tensor, seed: int) -> Tensor:
-    """Copies of each image (N, COPIES, 3, H, H), others than the views that it is adapted to."""
-    images = as_float(batch)
-    generators = [image_generator(image, -1 - seed) for image in batch]
-    pairs = zip(images, generators, strict=True)
-    return torch.stack([apply_views(i.expand(COPIES, -1, -1, -1), draw_views(COPIES, g)) for i, g in pairs])

@@ -85,7 +85,7 @@ class Protocol:
     severities: tuple[int, ...] = (5,)
     limit: int | None = None  # images; none: all of them
     controls: bool = False  # also adapt on other images, to split the gain
-    confidence: bool = False  # also ask about copies of each image, to see how far answers agree
+    confidence: bool = False  # also how far the answers to an image's views agree
     adaptation: Adaptation | None = None  # none: the model as it is
     method: str = "own"  # the name of that adaptation; own: the model's
     stream: str | None = None  # along which steps are kept; none: each image is adapted to by itself

@@ -206,8 +206,9 @@ def confidence_table(results: Results) -> list[Table]:
             lines.append((f"{_model_of(e)[1]}, {_method_of(e)}: {row} adapting", cells))
     note = "In %, averaged over corruptions. AUROC: how often a right answer has a higher confidence than a wrong one, "
     note += "higher is better; corruptions under which all answers are right or all wrong are left out of it. "
-    note += "Calibration error: lower is better. Softmax: the highest probability. Agreement: the mean probability "
-    note += "that augmented copies of the image give to the answer, by the model as it is or adapted to the image."
+    note += "Calibration error: lower is better. Softmax: the highest probability. Agreement, before adapting: the "
+    note += "mean probability that the views give to the answer; after: the share of the views' answers, before and "
+    note += "after adapting, that agree with it, as `Adapter.confidence` gives it."
     return make_table("confidence", "Confidence of single answers", "answers", lines, note)
 
 

@@ -26,7 +26,7 @@ from mt3.support.files import load_json
 
 CONTROLS = {"clean_other": "unrelated image", "same_corruption": "same corruption"}  # adapted on another image
 ROWS = ("before", "view_average", *CONTROLS, "after")
-AGREEMENT = {"before": "copies_before", "after": "copies_after"}  # a row, and what it answers to copies of each image
+AGREEMENT = {"before": "view_average", "after": "agreement"}  # a row, and how far views agree with each of its answers
 
 
 class Setting(NamedTuple):
@@ -59,15 +59,14 @@ def facts(probabilities: Mapping[str, Probabilities], labels: NDArray[np.int64])
     """What a file keeps of the rows' probabilities under one corruption."""
     kept: dict[str, dict[str, Any]] = {}
     for row, p in probabilities.items():
-        if row in AGREEMENT.values():
+        if row == AGREEMENT["after"]:
             continue
         correct, softmax = statistics.is_correct(p, labels), p.max(-1)
         error = 100 * statistics.calibration_error(softmax, correct)
         nll = statistics.mean_nll(p, labels)
         kept[row] = {"correct": statistics.pack_correct(correct), "nll": nll, "calibration_error": error}
-        copies = probabilities.get(AGREEMENT.get(row, ""))
-        if copies is not None:
-            agreement = copies[np.arange(len(p)), p.argmax(-1)]
+        if row in AGREEMENT and AGREEMENT["after"] in probabilities:
+            agreement = probabilities[AGREEMENT[row]][np.arange(len(p)), p.argmax(-1)]
             told = {"softmax": softmax, "agreement": agreement}
             kept[row]["confidence"] = {name: _quality(value, correct) for name, value in told.items()}
     return kept
