@@ -1,9 +1,7 @@
 """Shards of an evaluation: which pieces, in any order, killed, started twice; merged once."""
 
-import multiprocessing
 import signal
 import time
-from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 
 import mt3.evaluation.evaluate as module
-from evaluating import apart, ask, do_shard, make_model, race_to_merge, shard_protocol
+from evaluating import answer, ask, do_shard, make_model, processes, race_to_merge, shard_protocol, start
 from mt3.evaluation.evaluate import evaluate_shard
 from mt3.evaluation.pieces import Piece, all_pieces, folder_of, path_of, units_of
 from mt3.evaluation.protocol import CLEAN, TestImages
@@ -188,26 +186,6 @@ def test_merging_later(tmp_path, images, whole, monkeypatch):
     assert merge(out)
     assert files(out) == files(whole)
     assert not merge(out)
-
-
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["mt3.evaluation.evaluate"])  # so that torch is imported once
-
-
-def start(work: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
-    """A process that does the work with one thread, and the pipe by which it answers."""
-    mine, theirs = processes.Pipe()
-    process = processes.Process(target=apart, args=(theirs, work, *given))
-    process.start()
-    theirs.close()
-    return process, mine
-
-
-def answer(started: tuple[Any, Any]) -> Any:
-    process, pipe = started
-    said = pipe.recv()
-    process.join()
-    return said
 
 
 def test_several_processes_merge_once(tmp_path, images, whole, monkeypatch):

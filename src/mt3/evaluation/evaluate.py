@@ -44,8 +44,8 @@ def evaluate_shard(model: Network, images: TestImages, protocol: Protocol, out: 
         raise InputError(f"Expected a name ending in .json for the results, got {out}; the NPZ goes beside it.")
     model.eval()
     check_labels(images.labels, model.num_classes, "The test split")
-    adapter = None if protocol.adaptation is None else Adapter(model, protocol.adaptation, seed=protocol.seed)
     described = describe(protocol, model, images)
+    adapter = None if protocol.adaptation is None else Adapter(model, protocol.adaptation, seed=protocol.seed)
     wrote = False
     if share_done(out, described) < 1:
         with own_shard(out, shard) as folder:
