@@ -18,6 +18,7 @@ from mt3.results.tables import DASH, Cell, Table, make_table, mark_best
 from mt3.support.errors import InputError, name_list
 
 AS_IT_IS = "as it is"
+METHOD = "test-time method"  # heads the tables that LaTeX has, too
 WAYS = (PER_IMAGE, *STREAMS)
 WINDOWS = 20  # a running mean along a stream is over a twentieth of it
 READING = (
@@ -122,9 +123,9 @@ def _tables(model: Model, severity: int, timings: Sequence[dict[str, Any]]) -> l
     told += f"step's, here up to {length}; in a mixed stream the wider one of blocks and of images. Over several "
     told += "trainings, Student's t."
     return [
-        *make_table(f"methods-{model.name}", title, "method", lines, note),
+        *make_table(f"methods-{model.name}", title, METHOD, lines, note),
         *make_table(
-            f"methods-gain-{model.name}", f"{model.title}: gain in points over it as it is", "method", gains, told
+            f"methods-gain-{model.name}", f"{model.title}: gain in points over it as it is", METHOD, gains, told
         ),
         *_cost_table(model, timings),
         *_setting_table(model),
@@ -158,7 +159,7 @@ def _cost_table(model: Model, timings: Sequence[dict[str, Any]]) -> list[Table]:
     note += "backward pass 2. "
     note += "Milliseconds an image and times the plain forward pass are of one run of `python -m benchmarks methods`, "
     note += "which measures all methods in turn." if clock else "come from `python -m benchmarks methods --json FILE`."
-    return make_table(f"methods-cost-{model.name}", f"{model.title}: cost of an answer", "method", lines, note)
+    return make_table(f"methods-cost-{model.name}", f"{model.title}: cost of an answer", METHOD, lines, note)
 
 
 def _range(values: Sequence[float]) -> Cell:
