@@ -20,6 +20,7 @@ SIZES: dict[str, Sizes] = {
         "depth": (26, "layers, 6n+2"),
     },
     "adapt": {"views": (32, "K_T"), "images": (4, "in a call"), **NETWORK},
+    "methods": {"images": (16, "in a call")},
     "augment": {"images": (32, "in a call, two views of each")},
     "corruptions": {
         "images": (128, "test images in a call"),
@@ -43,6 +44,8 @@ def make_parser() -> argparse.ArgumentParser:
             parser.add_argument(option, type=count, default=default, help=f"{what} (default: {default})")
         if name in ("meta-step", "adapt"):
             parser.add_argument("--scaling", action="store_true", help="also how time and memory grow")
+        if name == "methods":
+            parser.add_argument("--model", type=path, default=path("cifar10-cpu"), help="a run or a saved model")
         if name == "corruptions":
             chosen_data_arguments(parser)
         else:  # these are on one core
@@ -92,6 +95,14 @@ def _adapt(args: argparse.Namespace) -> None:
     _show(args, adapt_summary, bench_adapt(setting, args.rounds, args.scaling))
 
 
+def _methods(args: argparse.Namespace) -> None:
+    from benchmarks.methods import bench_methods, methods_summary
+    from mt3.models.store import load
+
+    device = set_up(args)
+    _show(args, methods_summary, bench_methods(load(args.model).to(device), args.images, args.rounds))
+
+
 def _augment(args: argparse.Namespace) -> None:
     from benchmarks.augment import augment_summary, bench_augment
 
@@ -131,6 +142,7 @@ RUN: dict[str, Run] = {
     "meta-step": _meta_step,
     "batch-step": _batch_step,
     "adapt": _adapt,
+    "methods": _methods,
     "augment": _augment,
     "corruptions": _corruptions,
     "all": _all,

@@ -9,8 +9,11 @@ from benchmarks.augment import augment_summary, bench_augment
 from benchmarks.batch_step import batch_step_summary, bench_batch_step
 from benchmarks.corruptions import bench_corruptions, corruptions_summary
 from benchmarks.meta_step import bench_meta_step, meta_step_summary
+from benchmarks.methods import bench_methods, methods_summary
 from mt3.data import load_digits
+from mt3.models.store import load
 
+SHIPPED = "cifar10-cpu"
 META_STEPS = (meta_step.Setting(), meta_step.Setting(width=8, depth=8))  # the first one with its growth
 BATCHES = (batch_step.Setting(), batch_step.Setting(width=32))
 ADAPTATIONS = (adapt.Setting(), adapt.Setting(width=8, depth=8, images=256))
@@ -19,6 +22,7 @@ SUMMARIES: dict[str, Callable[[dict[str, Any]], str]] = {
     "meta-step": meta_step_summary,
     "batch-step": batch_step_summary,
     "adapt": adapt_summary,
+    "methods": methods_summary,
     "augment": augment_summary,
     "corruptions": corruptions_summary,
 }
@@ -32,6 +36,7 @@ def bench_all(rounds: int = 5, scaling: bool = True) -> Iterator[dict[str, Any]]
         yield bench_batch_step(batch, rounds)
     for number, adaptation in enumerate(ADAPTATIONS):
         yield bench_adapt(adaptation, rounds, scaling and number == 0)
+    yield bench_methods(load(SHIPPED), rounds=rounds)
     yield bench_augment(rounds=rounds)
     yield bench_corruptions(load_digits(), rounds=rounds)
 
