@@ -13,7 +13,7 @@ from benchmarks.methods import bench_methods, methods_summary
 from mt3.data import load_digits
 from mt3.models.store import load
 
-SHIPPED = "cifar10-cpu"
+SHIPPED, METHOD_IMAGES = "cifar10-cpu", 16
 META_STEPS = (meta_step.Setting(), meta_step.Setting(width=8, depth=8))  # the first one with its growth
 BATCHES = (batch_step.Setting(), batch_step.Setting(width=32))
 ADAPTATIONS = (adapt.Setting(), adapt.Setting(width=8, depth=8, images=256))
@@ -36,7 +36,7 @@ def bench_all(rounds: int = 5, scaling: bool = True) -> Iterator[dict[str, Any]]
         yield bench_batch_step(batch, rounds)
     for number, adaptation in enumerate(ADAPTATIONS):
         yield bench_adapt(adaptation, rounds, scaling and number == 0)
-    yield bench_methods(load(SHIPPED), rounds=rounds)
+    yield bench_methods(load(SHIPPED), METHOD_IMAGES, rounds)
     yield bench_augment(rounds=rounds)
     yield bench_corruptions(load_digits(), rounds=rounds)
 

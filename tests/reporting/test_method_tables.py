@@ -106,6 +106,11 @@ def test_settings_say_how_each_method_adapted(results):
         "tuned, 01234567",
     ]
     assert found["TENT, per image"]["chosen"] == "default"
+    assert tables(results)["methods-settings-mt3"].note.startswith("Shift: one corruption after the other, each from")
+    lame = {"adaptation": {"rule": "lame", "batch": 64, "objective": None}}
+    write(results / "lame.json", evaluation("lame", "shift", **lame))
+    line = words(tables(results)["methods-settings-mt3"])["LAME, shift"]
+    assert [line[name] for name in ("objective", "steps", "lr", "views", "batch")] == ["lame", "-", "-", "-", "64"]
 
 
 def test_two_evaluations_for_one_cell_are_refused_unless_they_have_labels(results):

@@ -64,7 +64,13 @@ def models_of(results: Results) -> list[Model]:
             runs = rows.setdefault(title, Row(title, {})).runs.setdefault(e.way, [])
             _require_one_setting([*runs, e])
             runs.append(e)
-    return [Model(*names, list(rows.values())) for names, rows in found.items()]
+    return [Model(*names, sorted(rows.values(), key=_place)) for names, rows in found.items()]
+
+
+def _place(row: Row) -> tuple[int, str]:
+    """Methods come in the order of their list, the model's own way first."""
+    e = next(iter(row.runs.values()))[0]
+    return list(RIVALS).index(e.rival) if e.rival in RIVALS else len(RIVALS), e.label
 
 
 def _model_of(e: Evaluation) -> tuple[str, str]:
@@ -179,18 +185,28 @@ def _setting_table(model: Model) -> list[Table]:
     for row in model.rows:
         for way in (way for way in WAYS if way in row.runs):
             e = row.runs[way][0]
-            texts = {name: _word(e.protocol["adaptation"].get(name)) for name in SHOWN}
+            texts = _setting(e.protocol["adaptation"])
             tuned = e.protocol.get("tuned")
             texts["chosen"] = "default" if tuned is None else f"tuned, {tuned['hash'][:8]}"
             texts["files"] = name_list(f"`{run.path}`" for run in row.runs[way])
             lines.append((f"{row.title}, {way}", {name: Cell(text=text) for name, text in texts.items()}))
-    note = "Tuned: learning rate, steps and views were chosen on other corruptions and other images; the evaluation's "
-    note += "file has the grid, all its accuracies and the rule."
+    seeds = {e.protocol["seed"] for row in model.rows for runs in row.runs.values() for e in runs}
+    note = "".join(f"{way.capitalize()}: {STREAMS[way]}. " for way in model.ways if way != PER_IMAGE)
+    note += (
+        f"Seed of views and order: {name_list(sorted(seeds))}. Answer: by parameters that have seen the image (after) "
+    )
+    note += "or only earlier ones (first). Tuned: learning rate, steps and views were chosen on other corruptions and "
+    note += "other images; the evaluation's file has the grid, all its accuracies and the rule."
     return make_table(f"methods-settings-{model.name}", f"{model.title}: how it adapted", "method", lines, note)
 
 
-def _word(value: Any) -> str:
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+def _setting(adaptation: dict[str, Any]) -> dict[str, str]:
+    """The fields of an adaptation that matter, in words; a rule without a gradient has no step."""
+    rule, without = adaptation.get("rule", "step"), ("steps", "lr", "layers", "momentum")
+    told = adaptation if rule == "step" else adaptation | dict.fromkeys(without) | {"objective": rule}
+    told = told if rule in ("step", "average") else told | {"views": None}
+    values = {name: told.get(name) for name in SHOWN}
+    return {n: "-" if v is None else f"{v:g}" if isinstance(v, float) else str(v) for n, v in values.items()}
 
 
 def confidence_table(results: Results) -> list[Table]:
