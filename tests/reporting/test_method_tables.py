@@ -128,8 +128,18 @@ def test_two_evaluations_for_one_cell_are_refused_unless_they_have_labels(result
 
 def test_points_of_a_tuning_are_left_out(results):
     before = tables(results)["methods-mt3"]
-    write(results / "tuned" / "lr1.json", evaluation("tent", "continual", sweep=True))
+    write(results / "tuned" / "lr1.json", evaluation("tent", "continual", sweep=True, label="tuning", first=900))
+    write(results / "tuned" / "lr2.json", evaluation(sweep=True, label="tuning", first=900))
     assert tables(results)["methods-mt3"] == before
+
+
+def test_a_tuned_own_way_is_a_method(results):
+    tuned = {"file": "t.json", "hash": "01", "rule": "the best", "choice": {"lr": 0.2}, "images": {}, "points": []}
+    given = {"adaptation": {"lr": 0.2}, "own_adaptation": False, "passes": 193.0}
+    write(results / "own.json", evaluation(tuned=tuned, **given))
+    found = tables(results)
+    assert words(found["methods-mt3"])["MT3"]["per image"] == "*58.0"
+    assert "accuracy" not in found
 
 
 def test_methods_of_unlike_protocols_are_refused(results):

@@ -127,10 +127,10 @@ def describe(protocol: Protocol, model: Network, images: TestImages) -> dict[str
             "order": STREAMS[protocol.stream],
             "units": _units(protocol, images),
         }
-    if told:  # beside other methods: what an answer costs
-        told["passes"] = passes(adaptation) if adaptation is not None else 1.0
     if protocol.tuned is not None:
         told["tuned"] = protocol.tuned
+    if told and adaptation is not None:  # beside other methods: what an answer costs
+        told["passes"] = passes(adaptation)
     if protocol.confidence:
         told["confidence"] = True
     return {

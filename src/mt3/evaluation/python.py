@@ -49,7 +49,7 @@ def evaluate(
     for name in asked:
         if name not in ASKED:
             raise InputError(one_of("field of an evaluation", name, (*ASKED, *FIELDS, *Wrapping._fields)))
-    name = "own" if method is None else method_name(method) if isinstance(method, str) else "custom"
+    name = _name(model, method)
     if isinstance(asked.get("tuned"), str | Path):
         asked["tuned"] = read_tuned(Path(asked["tuned"]))
         replaced = with_choice(asked["tuned"], name, replaced)
@@ -65,6 +65,14 @@ def evaluate(
         found = evaluate_images(network, TestImages(as_dataset(data, network.size)), protocol, file)
         found.has("before", severity=0)  # read whole before the folder goes
     return found
+
+
+def _name(model: nn.Module, method: str | Adaptation | None) -> str:
+    """What a protocol calls the method; an adaptation with the model's own objective is the model's own."""
+    if not isinstance(method, Adaptation):
+        return method_name("own" if method is None else method)
+    own = isinstance(model, MT3Model) and model.adaptation.objective == method.objective
+    return "own" if own else "custom"
 
 
 def _network(model: nn.Module, adaptation: Adaptation | None, wrapping: Wrapping) -> MT3Model | Plain:

@@ -36,7 +36,7 @@ def settle(model: Any, method: str | Adaptation, stream: str | None, fields: Map
     answer.
     """
     if isinstance(method, Adaptation):
-        return replace(method, **fields)
+        return replace(method, **({} if stream is None else {"carry": "stream"}) | dict(fields))
     rival, adaptation = get_rival(method), get_rival(method).adaptation
     if adaptation is None and isinstance(model, MT3Model) and model.objective is not None:
         adaptation = model.adaptation

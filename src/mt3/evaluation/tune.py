@@ -13,7 +13,7 @@ from mt3.evaluation.protocol import Protocol, TestImages
 from mt3.evaluation.settle import TUNED
 from mt3.models.call import Network
 from mt3.objectives.registry import get_objective
-from mt3.results.facts import Evaluation
+from mt3.results.facts import TUNING, Evaluation
 from mt3.results.statistics import Z95
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import check_can_write, write_json
@@ -78,7 +78,7 @@ def tune(model: Network, images: TestImages, protocol: Protocol, grid: Grid, out
     check_can_write(out)
     found: list[tuple[dict[str, Any], Evaluation]] = []
     for point in grid.points():
-        asked = replace(protocol, adaptation=replace(protocol.adaptation, **point), sweep=True)
+        asked = replace(protocol, adaptation=replace(protocol.adaptation, **point), sweep=True, label=TUNING)
         name = "-".join(f"{field}{value:g}" for field, value in point.items())
         found.append((point, evaluate(model, images, asked, out.with_suffix("") / f"{name}.json")))
     tuned = _tuned(found)

@@ -8,7 +8,7 @@ from typing import Any
 from mt3.config.streams import PER_IMAGE
 from mt3.reporting.accuracy import source_words
 from mt3.reporting.curves import Curves, find_curves
-from mt3.results.facts import Evaluation, is_evaluation, parse_evaluation
+from mt3.results.facts import TUNING, Evaluation, is_evaluation, parse_evaluation
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import METRICS_FILE, load_json
 
@@ -49,8 +49,9 @@ def collect(paths: Sequence[Path], root: Path | None = None) -> Results:
     notes: list[str] = []
     timings: list[dict[str, Any]] = []
     every = [e for path in _find(paths, "*.json") for e in _read(path, path in paths, timings, notes, root)]
-    methods = [e for e in every if is_method(e) and not e.protocol["sweep"]]  # others are points of a tuning
-    found = [e for e in every if not is_method(e)]
+    reported = [e for e in every if not (e.protocol["sweep"] and e.label == TUNING)]
+    methods = [e for e in reported if is_method(e)]
+    found = [e for e in reported if not is_method(e)]
     curves = find_curves(_find(paths, METRICS_FILE), notes, root)
     if not every and not curves.paths:
         why = f" {' '.join(notes)}" if notes else ""
@@ -95,8 +96,8 @@ def _find(paths: Sequence[Path], pattern: str) -> list[Path]:
 
 
 def is_method(evaluation: Evaluation) -> bool:
-    """Whether it adapts otherwise than its model was made to: by another method, or along a stream."""
-    return evaluation.rival != "own" or evaluation.way != PER_IMAGE
+    """Whether it adapts otherwise than its model was made to: by another method, along a stream, or tuned."""
+    return evaluation.rival != "own" or evaluation.way != PER_IMAGE or "tuned" in evaluation.protocol
 
 
 def _read(

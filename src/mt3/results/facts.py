@@ -26,6 +26,7 @@ from mt3.support.files import load_json
 
 CONTROLS = {"clean_other": "unrelated image", "same_corruption": "same corruption"}  # adapted on another image
 ROWS = ("before", "view_average", *CONTROLS, "after")
+TUNING = "tuning"  # the label of a point of `mt3 tune`
 AGREEMENT = {"before": "view_average", "after": "agreement"}  # a row, and how far views agree with each of its answers
 
 
