@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mt3.adaptation.choose import images_in_pass, objective_of
+from mt3.adaptation.guard import Guard, Watched
 from mt3.adaptation.memory import check_memory
 from mt3.adaptation.rules import (
     Supports,
@@ -26,9 +27,10 @@ from mt3.adaptation.rules import (
 from mt3.adaptation.step import VELOCITY, inner_loop
 from mt3.adaptation.views import DrawnViews
 from mt3.config.adaptation import Adaptation
-from mt3.models.call import Network, Params, call, parameters_of
+from mt3.models.call import Network, Params, call, call_together, parameters_of
 from mt3.models.classifier import MT3Model
 from mt3.objectives.augment import as_float
+from mt3.objectives.objective import Outputs, Views
 from mt3.support.errors import InputError
 
 LOW_ENTROPY = 0.2  # SAR: "e_0 = 0.2", the moving average of the entropy below which the model starts anew
@@ -57,6 +59,7 @@ class Stream:
         self.seen = 0  # images since the start
         self.entropy: Tensor | None = None  # moving average, of SAR's reset
         self.supports: Supports | None = None  # T3A's
+        self.guard = Guard() if self.adaptation.reset == "guard" else None
 
     def __call__(self, images: Tensor) -> Tensor:
         """Logits (N, classes) of the next images."""
@@ -105,8 +108,10 @@ class Stream:
         rule = self.adaptation.rule
         if rule == "average":
             return as_logits(average_over_views(self.model, self.adaptation, images, self.seed))
+        if rule == "step" and self.objective is None:
+            return self._logits({}, images)
         if rule == "step":
-            return self._step(images) if self.objective is not None else self._logits({}, images)
+            return self._guarded(images) if self.guard is not None else self._step(images)[0]
         assert isinstance(self.model, MT3Model)
         features, logits = features_and_logits(self.model, images)
         if rule == "lame":
@@ -116,8 +121,31 @@ class Stream:
         used = self.supports if self.adaptation.answer == "after" else before
         return prototype_logits(used, features, self.model.num_classes)
 
-    def _step(self, images: Tensor) -> Tensor:
-        """Adapt to a group and answer it."""
+    def _guarded(self, images: Tensor) -> Tensor:
+        """As `_step`, unless the guard goes back: then the model as it is answers."""
+        assert self.guard is not None
+        reference, losses = self._logits({}, images, 0.0), None
+        if self.guard.left:
+            logits = self._logits(self.params, images)
+        else:
+            logits, loss, views = self._step(images)
+            losses = (loss, self._own_loss(views, reference))
+        if self.guard.check(Watched(logits, reference, losses), self.params):
+            return logits
+        self.params = self.guard.go_back()
+        return reference
+
+    def _own_loss(self, views: Views, reference: Tensor) -> Tensor:
+        """The objective of the model as it is, which answered the images with `reference`."""
+        assert self.objective is not None
+        outputs = Outputs(reference[:, None], {})
+        if self.objective.draws_views or self.adaptation.statistics:
+            with torch.no_grad():
+                outputs = call_together(self.model, parameters_of(self.model), views.images, self.adaptation.statistics)
+        return self.objective.loss(outputs, views, self.objective.target(outputs)).detach().nanmean()
+
+    def _step(self, images: Tensor) -> tuple[Tensor, Tensor, Views]:
+        """Adapt to a group and answer it; also the objective before the step, and the views that it was seen on."""
         assert self.objective is not None
         check_memory(self.model, len(images) * images_in_pass(self.adaptation), images.shape[-1])
         draw = DrawnViews(self.model, self.adaptation, images, self.seed)
@@ -131,12 +159,13 @@ class Stream:
             logits = self._logits(before, images)
         else:  # the images were the views
             logits = inner.outputs.logits.detach()[:, 0]
+        assert draw.first is not None
         if self.adaptation.reset == "entropy" and inner.last_loss.isfinite():
             last = inner.last_loss
             self.entropy = last if self.entropy is None else KEPT * self.entropy + (1 - KEPT) * last
             if self.entropy < LOW_ENTROPY:
                 self._start()
-        return logits
+        return logits, inner.loss.nanmean(), draw.first
 
     def _leaves(self) -> Params:
         """The parameters as they are now; those that adapt can be differentiated by."""
@@ -144,11 +173,12 @@ class Stream:
         now = own | self.params
         return now | {name: now[name].detach().requires_grad_() for name in self.names}
 
-    def _logits(self, params: Params, images: Tensor) -> Tensor:
+    def _logits(self, params: Params, images: Tensor, statistics: float | None = None) -> Tensor:
         pixels = as_float(images, self.model.dtype)
         with torch.no_grad():
             own = parameters_of(self.model) | params
-            return call(self.model, own, pixels, False, self.adaptation.statistics).logits
+            share = self.adaptation.statistics if statistics is None else statistics
+            return call(self.model, own, pixels, False, share).logits
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that the stream depends on besides the model."""
@@ -156,6 +186,8 @@ class Stream:
         state |= {"seen": torch.tensor(self.seen), MARK: self._mark()}
         if self.entropy is not None:
             state["entropy"] = self.entropy.clone()
+        if self.guard is not None:
+            state |= self.guard.state_dict()
         if self.supports is not None:
             state |= {SUPPORTS + name: t.clone() for name, t in self.supports._asdict().items()}
         return state
@@ -175,6 +207,8 @@ class Stream:
             self.params = {name: p.to(device).clone() for name, p in params.items()}
             self.seen = int(state["seen"])
             self.entropy = state["entropy"].to(device).clone() if "entropy" in state else None
+            if self.guard is not None:
+                self.guard.load_state_dict(state, device)
             if SUPPORTS + "labels" in state:
                 self.supports = Supports(*(state[SUPPORTS + name].to(device).clone() for name in Supports._fields))
 
