@@ -39,7 +39,7 @@ def stream(*units: tuple[str, int, int], batch: int = 1) -> dict[str, Any]:
 
 def test_a_stream_that_begins_anew_is_one_unit_for_each_corruption():
     asked = stream(("fog", 5, 101), ("snow", 5, 101))
-    edges = [(0, 50), (50, 100), (100, 101)]
+    edges = [(0, 50), (50, 101)]  # no image is alone
     assert units_of(asked) == [[Piece(source, *edge) for edge in edges] for source in (FOG, SNOW)]
     assert Shard(1, 2).pieces(asked) == [Piece(SNOW, *edge) for edge in edges]
 
@@ -50,6 +50,7 @@ def test_a_stream_through_all_corruptions_is_one_unit_in_pieces_of_whole_steps()
     assert units_of(asked) == [[Piece(("continual", 0), *edge) for edge in edges]]
     assert Shard(1, 2).pieces(asked) == []
     assert [piece.stop for piece in all_pieces(stream(("mixed", 0, 100), batch=8))] == [56, 100]
+    assert [piece.stop for piece in all_pieces(stream(("mixed", 0, 1)))] == [1]
 
 
 def test_shards_are_read():

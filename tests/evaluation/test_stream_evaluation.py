@@ -145,6 +145,12 @@ def test_a_stream_does_not_begin_again(tmp_path, images, monkeypatch):
     assert seen == [12, 16]
 
 
+def test_methods_that_compare_images_get_no_single_one(tmp_path, images):
+    protocol = asked("shift", "lame", limit=5, batch=2)  # in pieces of 4, the fifth image would be alone
+    found = follow(tmp_path / "r.json", images, protocol)
+    assert found.accuracy("after", "fog") in [20.0 * right for right in range(6)]
+
+
 @pytest.mark.parametrize("damage", ["state", "piece"])
 def test_a_damaged_file_costs_time_and_no_answer(tmp_path, images, monkeypatch, damage):
     out, protocol = tmp_path / "r.json", asked("continual")
@@ -277,6 +283,9 @@ class Counted(nn.Module):
         ("tent", None, {"steps": 3}, 10),
         ("tent", "shift", {"batch": 2}, 3),
         ("tent", "shift", {"batch": 2, "answer": "after", "steps": 2}, 7),
+        ("tent", "shift", {"batch": 2, "reset": "guard", "statistics": 0.0}, 4),
+        ("memo", "shift", {"views": 5, "reset": "guard"}, 22),
+        ("sar", "shift", {"batch": 2, "reset": "never"}, 6),
         ("memo", None, {"views": 5}, 16),
         ("memo", "shift", {"views": 5}, 16),
         ("average", None, {"views": 5}, 5),

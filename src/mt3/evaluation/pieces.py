@@ -61,13 +61,17 @@ def all_pieces(protocol: dict[str, Any]) -> list[Piece]:
     Those of a stream are its units one after the other, in whole steps: each goes on where the one before it ended.
     """
     if "stream" in protocol:
-        size = -(-PIECE // protocol["adaptation"]["batch"]) * protocol["adaptation"]["batch"]
         return [
-            Piece((unit["name"], unit["severity"]), start, min(start + size, unit["images"]))
-            for unit in protocol["stream"]["units"]
-            for start in range(0, unit["images"], size)
+            piece for unit in protocol["stream"]["units"] for piece in _along(unit, protocol["adaptation"]["batch"])
         ]
     return pieces_of([CLEAN] * protocol["clean"] + corrupted_sources(protocol), protocol["images"])
+
+
+def _along(unit: dict[str, Any], batch: int) -> list[Piece]:
+    """The pieces of a unit; a last image that would be alone goes to the piece before: some methods compare images."""
+    source, count, size = (unit["name"], unit["severity"]), unit["images"], -(-PIECE // batch) * batch
+    edges = [*range(0, max(1, count - 1), size), count]
+    return [Piece(source, start, stop) for start, stop in pairwise(edges)]
 
 
 def units_of(protocol: dict[str, Any]) -> list[list[Piece]]:

@@ -52,6 +52,7 @@ def passes(adaptation: Adaptation) -> float:
 
     A step goes forward and backward through its views, twice if it is sharpness-aware. An answer takes one pass more,
     but for a step on the images themselves that are answered by what they were before it: that pass is there already.
+    A guard also asks the model as it is, about the images and about the views.
     """
     if adaptation.rule == "average":
         return float(adaptation.views)
@@ -59,9 +60,11 @@ def passes(adaptation: Adaptation) -> float:
         return 1.0
     objective = get_objective(adaptation.objective, adaptation.variant)
     views = adaptation.views * objective.images_per_view if objective.draws_views else 1
-    step = 3.0 * views * (2 if adaptation.radius else 1)
+    step, guard = 3.0 * views * (2 if adaptation.radius else 1), 0
+    if adaptation.carry == "stream" and adaptation.reset == "guard":
+        guard = 1 + (views if objective.draws_views or adaptation.statistics else 0)
     answered = adaptation.carry == "stream" and adaptation.answer == "first" and not objective.draws_views
-    return adaptation.steps * step + (0 if answered else 1)
+    return adaptation.steps * step + guard + (0 if answered else 1)
 
 
 def read_tuned(path: Path) -> dict[str, Any]:
