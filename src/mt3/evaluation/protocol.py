@@ -129,8 +129,8 @@ def describe(protocol: Protocol, model: Network, images: TestImages) -> dict[str
         }
     if protocol.tuned is not None:
         told["tuned"] = protocol.tuned
-    if told and adaptation is not None:  # beside other methods: what an answer costs
-        told["passes"] = passes(adaptation)
+    if adaptation is not None:
+        told["passes"] = passes(adaptation)  # what an answer costs
     if protocol.confidence:
         told["confidence"] = True
     return {

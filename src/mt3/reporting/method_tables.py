@@ -20,7 +20,7 @@ from mt3.support.errors import InputError, name_list
 AS_IT_IS = "as it is"
 METHOD = "test-time method"  # heads the tables that LaTeX has, too
 WAYS = (PER_IMAGE, *STREAMS)
-WINDOWS = 20  # a running mean along a stream is over a twentieth of it
+WINDOWS, LEAST = 20, 10  # a running mean along a stream is over a twentieth of it, and no fewer images
 READING = (
     "A column is one way to meet the images and holds nothing else: per image every step is discarded, along a stream "
     "steps are kept. "
@@ -119,7 +119,8 @@ def _tables(model: Model, severity: int, timings: Sequence[dict[str, Any]]) -> l
     lines += [(row.title, {w: row.cell(w, partial(_accuracy, severity=severity)) for w in ways}) for row in model.rows]
     best = {way: mark_best([cells[way] for _, cells in lines]) for way in ways}
     lines = [(label, {way: best[way][i] for way in ways}) for i, (label, _) in enumerate(lines)]
-    title = f"{model.title}: average accuracy in % over {len(first.corruptions)} corruptions, severity {severity}, "
+    several = "" if len(first.corruptions) == 1 else f" over {len(first.corruptions)} corruptions"
+    title = f"{model.title}: average accuracy in %{several}, severity {severity}, "
     title += f"{first.protocol['images']:,} images each"
     note = READING + "Bold is the best of a column, and what is printed alike."
     gains = [(row.title, {way: row.cell(way, partial(_gain, severity=severity)) for way in ways}) for row in model.rows]
@@ -269,7 +270,7 @@ def _along(model: Model, way: str, severity: int) -> list[Along]:
         right = 100.0 * np.concatenate([a.correct for a in e.answers(row, None, severity)])
         right = right[np.concatenate(places).argsort()]
         starts = [] if way == "mixed" else sorted(int(p.min()) for p in places)[1:]
-        found.append(Along(title, running_mean(right, max(1, len(right) // WINDOWS)), starts))
+        found.append(Along(title, running_mean(right, max(LEAST, len(right) // WINDOWS)), starts))
     return found
 
 

@@ -43,7 +43,13 @@ def draw_along(paths: Sequence[Path], streams: Mapping[str, Sequence[Along]]) ->
                 axis.axvline(start, color="#bbbbbb", linewidth=0.7, linestyle=":")
             for line in lines:
                 width = 1.6 if line.title == titles[0] else 1.1
-                axis.plot(line.accuracy, color=colours[line.title], linewidth=width, label=line.title)
+                axis.plot(
+                    range(1, len(line.accuracy) + 1),
+                    line.accuracy,
+                    color=colours[line.title],
+                    linewidth=width,
+                    label=line.title,
+                )
             axis.set_title(way, fontsize=9)
             axis.set_xlabel("images seen")
             axis.set_ylabel("accuracy in %")
