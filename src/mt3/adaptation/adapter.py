@@ -1,6 +1,5 @@
 """`Adapter`: adapts a model to each single image, predicts, and discards the step."""
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -18,6 +17,7 @@ from mt3.objectives.augment import as_float, seeded_generator
 from mt3.objectives.objective import Outputs, Views, stack_views
 from mt3.objectives.registry import get_objective
 from mt3.support.errors import InputError, check_number, one_of, shown
+from mt3.support.machine import free_memory
 from mt3.support.threads import count_threads, side_by_side, undisturbed
 
 CPU_BUDGET = 4 << 20  # bytes of a stack's largest activation
@@ -314,13 +314,8 @@ def check_memory(model: MT3Model, images: int, size: int) -> None:
     Counted is what surely lies in memory. An accelerator says by itself what does not fit.
     """
     needed = images * model.backbone.kept(size) * model.dtype.itemsize
-    if model.device.type == "cpu" and needed > (there := machine_memory()):
+    if model.device.type == "cpu" and needed > (there := free_memory()):
         raise InputError(
-            f"Adapting with {images} images in a pass takes at least {needed / 2**30:.1f} GB of memory, and this "
-            f"machine has {there / 2**30:.1f} GB; lower views or stack."
+            f"Adapting with {images} images in a pass takes at least {needed / 2**30:.1f} GB of memory, and "
+            f"{there / 2**30:.1f} GB are free; lower views or stack."
         )
-
-
-def machine_memory() -> float:
-    """Bytes of memory that this machine has, as far as its system says."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else float("inf")

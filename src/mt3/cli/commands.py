@@ -51,14 +51,14 @@ def _preset(args: argparse.Namespace) -> str:
 
 def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any], model: "MT3Model") -> "Dataset | None":
     """The data set a run was trained on, by what its run.json says; corrupted images will do without."""
-    from mt3.data import load_dataset
+    from mt3.data import EMBEDDED, load_dataset
 
     name = args.data or run.get("config", {}).get("data")
     if name is None and args.corrupted is not None:
         return None
     if name is None:
         raise InputError(f"{args.model} does not say which data it was trained on; give --data.")
-    recorded = run.get("data_dir") if name != "digits" else None  # which need none
+    recorded = None if name in EMBEDDED else run.get("data_dir")  # which need none
     try:
         data_dir, size = args.data_dir or (Path(recorded) if recorded else None), args.size
         if size is None and name.startswith(KIND):
