@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mt3.cli.arguments import default_jobs, given_fields, load_data, set_up
-from mt3.cli.cluster_commands import shard_done
+from mt3.cli.cluster_commands import check_job_arguments, shard_done, study_jobs
 from mt3.config.adaptation import FIELDS
 from mt3.config.config import make_config
 from mt3.config.methods import METHODS, get_method
@@ -224,8 +224,10 @@ def _draw_preview(
 
 def reproduce_command(args: argparse.Namespace) -> None:
     preset, overrides = _preset(args), given_fields(args)
-    if args.dry_run and args.download:
-        raise InputError("A dry run writes nothing, so that it does not download; drop --download or --dry-run.")
+    if (args.dry_run or args.list_jobs) and args.download:
+        asked = "--dry-run" if args.dry_run else "--list-jobs"
+        raise InputError(f"{asked} writes nothing, so that it does not download; drop --download or {asked}.")
+    check_job_arguments(args)
     methods = [name for name in METHODS if name in {get_method(m).name for m in args.methods or ()}]
     ablations = resolve_ablations(args.ablations or [])
     from mt3.evaluation.protocol import TestImages
@@ -256,7 +258,10 @@ def reproduce_command(args: argparse.Namespace) -> None:
         args.data_dir,
         args.jobs or default_jobs(device),
     )
-    reproduce(study, args.dry_run)
+    if args.list_jobs or args.job is not None:
+        print(study_jobs(args, study))
+    else:
+        reproduce(study, args.dry_run)
 
 
 def report_command(args: argparse.Namespace) -> None:

@@ -1,4 +1,5 @@
-"""The command line: train | evaluate | merge | predict | corrupt | reproduce | report | demo.
+"""The command line: train | evaluate | merge | predict | corrupt | reproduce | report |
+status | demo.
 
 `mt3.cli.commands` has what each of them does; torch is imported where needed.
 """
@@ -133,6 +134,12 @@ def _parser() -> argparse.ArgumentParser:
         "--jobs", type=positive, help="runs at a time, each with its share of the threads (default: 2 on a CPU, else 1)"
     )
     reproduce.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    reproduce.add_argument("--list-jobs", action="store_true", help="print what can run apart, as lines of JSON")
+    reproduce.add_argument(
+        "--shards", type=positive, metavar="N", help="of each evaluation in --list-jobs (default: 1)"
+    )
+    reproduce.add_argument("--job", metavar="NAME", help="do this one of --list-jobs, and nothing else")
+    reproduce.add_argument("--shard", type=shard, metavar="I/N", help="share I of N of a --job that evaluates")
     compute_arguments(reproduce)
     reproduce.set_defaults(run=commands.reproduce_command)
 
@@ -145,6 +152,11 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--words", type=path, metavar="FILE", help="Markdown that the report begins with")
     report.add_argument("--page", type=path, metavar="FILE", help="where the report goes (default: report.md in --out)")
     report.set_defaults(run=commands.report_command)
+
+    status = subparsers.add_parser("status", help="how far trainings, evaluations and studies are, also on other hosts")
+    status.add_argument("results", type=path, nargs="+", metavar="DIR", help="a run, a study, or an evaluation's file")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    status.set_defaults(run=cluster_commands.status_command)
 
     demo = subparsers.add_parser("demo", help="train and evaluate on the embedded digits, in minutes")
     demo.add_argument("--out", type=path, default=Path("runs/demo"))

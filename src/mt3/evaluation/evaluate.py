@@ -71,7 +71,7 @@ def _evaluate_missing(job: _Job, described: dict[str, Any], out: Path, shard: Sh
     total, left = (sum(piece.stop - piece.start for piece in some) for some in (pieces, missing))
     labels = job.images.labels[: described["images"]]
     label = "evaluate" if shard == WHOLE else f"evaluate shard {shard}"
-    with Progress(label, total, "images", total - left) as progress:
+    with Progress(label, total, "images", total - left, file=shard.file(job.folder, "json")) as progress:
         for piece in missing:
             # another process may do the same pieces, if it counts the shards otherwise
             if not is_whole(out) and read_piece(job.folder, piece, described) is None:
