@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mt3.adaptation.adapter import Adapter
 from mt3.data.dataset import check_labels
-from mt3.evaluation.pieces import Piece, Results, is_whole, read_piece, share_done, write_piece
+from mt3.evaluation.pieces import Kept, Piece, Results, is_whole, read_piece, share_done, write_piece
 from mt3.evaluation.predict import as_tensor, probabilities
 from mt3.evaluation.protocol import CLEAN, Protocol, TestImages, describe
 from mt3.evaluation.shards import WHOLE, Shard, clean_key, has_all, merge, own_shard, remove_pieces
@@ -69,15 +69,14 @@ def _evaluate_missing(job: _Job, described: dict[str, Any], out: Path, shard: Sh
     pieces = shard.pieces(described)
     missing = [piece for piece in pieces if read_piece(job.folder, piece, described) is None]
     total, left = (sum(piece.stop - piece.start for piece in some) for some in (pieces, missing))
-    labels = job.images.labels[: described["images"]]
     label = "evaluate" if shard == WHOLE else f"evaluate shard {shard}"
     with Progress(label, total, "images", total - left, file=shard.file(job.folder, "json")) as progress:
         for piece in missing:
             # another process may do the same pieces, if it counts the shards otherwise
             if not is_whole(out) and read_piece(job.folder, piece, described) is None:
-                results = _predict_piece(job, piece)
+                kept = Kept(_predict_piece(job, piece), job.images.labels[piece.start : piece.stop])
                 try:
-                    write_piece(job.folder, piece, results, described, labels)
+                    write_piece(job.folder, piece, kept, described)
                 except InputError:
                     if not is_whole(out):  # else that process has finished, and removed the folder
                         raise

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import atomic_path, read_json, write_json
 
-PROTOCOL, LABELS = "protocol.json", "labels.npy"  # of all pieces
+PROTOCOL = "protocol.json"
 PIECE = 50  # images whose results are kept together
 CLEAN = ("clean", 0)
 Source = tuple[str, int]  # corruption and severity
@@ -33,6 +33,13 @@ class Piece(NamedTuple):
         return f"images {self.start} to {self.stop - 1}, {name}" + (f" {severity}" if severity else "")
 
 
+class Kept(NamedTuple):
+    """What is kept of a piece."""
+
+    rows: Results
+    labels: NDArray[np.int64]
+
+
 def pieces_of(sources: Sequence[Source], count: int) -> list[Piece]:
     """Images 0 to count split evenly into pieces, each with the same images for every source before the next images.
 
@@ -47,24 +54,23 @@ def corrupted_sources(protocol: dict[str, Any]) -> list[Source]:
     return [(name, severity) for severity in protocol["severities"] for name in protocol["corruptions"]]
 
 
+def all_pieces(protocol: dict[str, Any]) -> list[Piece]:
+    """Of an evaluation, in the order in which one process evaluates them."""
+    return pieces_of([CLEAN] * protocol["clean"] + corrupted_sources(protocol), protocol["images"])
+
+
 def units_of(protocol: dict[str, Any]) -> list[list[Piece]]:
     """What cannot be split between processes: a piece, or, where images are a stream, all of a stream's pieces.
 
-    The streams `shift` and `correlated` begin anew for every corruption. The others go through all: their pieces are
-    of places in the stream.
+    The streams `shift` and `correlated` begin anew for every corruption, `continual` and `mixed` go through all.
     """
-    count, stream, sources = protocol["images"], protocol.get("stream"), corrupted_sources(protocol)
+    pieces, stream = all_pieces(protocol), protocol.get("stream")
     if stream is None:
-        return [[piece] for piece in pieces_of([CLEAN] * protocol["clean"] + sources, count)]
-    sources = sources or [CLEAN]
-    if stream in ("shift", "correlated"):
-        return [pieces_of([source], count) for source in sources]
-    return [pieces_of([(stream, 0)], count * len(sources))]
-
-
-def all_pieces(protocol: dict[str, Any]) -> list[Piece]:
-    """Of an evaluation, in the order in which one process evaluates them."""
-    return [piece for unit in units_of(protocol) for piece in unit]
+        return [[piece] for piece in pieces]
+    if stream not in ("shift", "correlated"):
+        return [pieces]
+    sources = dict.fromkeys(piece.source for piece in pieces)
+    return [[piece for piece in pieces if piece.source == source] for source in sources]
 
 
 def folder_of(out: Path) -> Path:
@@ -112,41 +118,26 @@ def _mark(protocol: dict[str, Any]) -> NDArray[np.uint8]:
     return np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), np.uint8)
 
 
-def read_piece(folder: Path, piece: Piece, protocol: dict[str, Any]) -> Results | None:
+def read_piece(folder: Path, piece: Piece, protocol: dict[str, Any]) -> Kept | None:
     """What was kept of a piece; one that is damaged, or of another protocol, is evaluated again."""
     try:
         with np.load(path_of(folder, piece), allow_pickle=False) as file:
             rows = {name: file[name] for name in file.files}
-        mark, shape = rows.pop("protocol"), rows["before"].shape
+        mark, labels, shape = rows.pop("protocol"), rows.pop("labels"), rows["before"].shape
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
         return None
-    whole = len(shape) == 2 and shape[0] == piece.stop - piece.start and all(p.shape == shape for p in rows.values())
-    return rows if whole and np.array_equal(mark, _mark(protocol)) else None
+    alike = len(shape) == 2 and all(p.shape == shape for p in rows.values())
+    count = piece.stop - piece.start
+    whole = alike and shape[0] == count and labels.shape == (count,) and np.array_equal(mark, _mark(protocol))
+    return Kept(rows, labels) if whole else None
 
 
-def write_piece(
-    folder: Path, piece: Piece, results: Results, protocol: dict[str, Any], labels: NDArray[np.int64]
-) -> None:
-    """Keep a piece; the first one comes with the protocol, so that an evaluation that fails at once leaves nothing.
-
-    Another process may have begun with another protocol, or other labels of all images, which is refused.
-    """
+def write_piece(folder: Path, piece: Piece, kept: Kept, protocol: dict[str, Any]) -> None:
+    """Keep a piece; the first one comes with the protocol, so that an evaluation that fails at once leaves nothing."""
     if not (folder / PROTOCOL).exists():
-        with atomic_path(folder / LABELS) as temporary, open(temporary, "wb") as file:
-            np.save(file, labels)
         write_json(folder / PROTOCOL, protocol)
-    _require_same(read_json(folder / PROTOCOL), protocol, folder)
-    if not np.array_equal(read_labels(folder), labels):
-        raise InputError(f"{folder} holds an evaluation of images with other labels; give the same data.")
-    write_npz(path_of(folder, piece), {**results, "protocol": _mark(protocol)})
-
-
-def read_labels(folder: Path) -> NDArray[np.int64]:
-    """The labels of an evaluation's images."""
-    try:
-        return np.asarray(np.load(folder / LABELS, allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{folder / LABELS} is damaged ({error}); delete {folder}.") from None
+    _require_same(read_json(folder / PROTOCOL), protocol, folder)  # another process may have begun with another one
+    write_npz(path_of(folder, piece), {**kept.rows, "labels": kept.labels, "protocol": _mark(protocol)})
 
 
 def write_npz(path: Path, arrays: dict[str, Any]) -> None:

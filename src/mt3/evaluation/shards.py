@@ -17,15 +17,14 @@ import numpy as np
 from mt3.evaluation.pieces import (
     CLEAN,
     PROTOCOL,
+    Kept,
     Piece,
-    Results,
     Source,
     all_pieces,
     corrupted_sources,
     folder_of,
     is_whole,
     path_of,
-    read_labels,
     read_piece,
     units_of,
     write_npz,
@@ -124,7 +123,7 @@ def remove_pieces(out: Path) -> None:
         shutil.rmtree(folder_of(out), ignore_errors=True)
 
 
-def _read_all(out: Path, protocol: dict[str, Any]) -> dict[Piece, Results]:
+def _read_all(out: Path, protocol: dict[str, Any]) -> dict[Piece, Kept]:
     there = {piece: read_piece(folder_of(out), piece, protocol) for piece in all_pieces(protocol)}
     kept = {piece: found for piece, found in there.items() if found is not None}
     missing = [piece for piece in there if piece not in kept]
@@ -136,13 +135,17 @@ def _read_all(out: Path, protocol: dict[str, Any]) -> dict[Piece, Results]:
     return kept
 
 
-def _write_results(out: Path, protocol: dict[str, Any], kept: dict[Piece, Results]) -> None:
+def _write_results(out: Path, protocol: dict[str, Any], kept: dict[Piece, Kept]) -> None:
     """Join the pieces and write what they say."""
-    sources, labels = corrupted_sources(protocol), read_labels(folder_of(out))
-    parts: dict[Source, list[Results]] = {}
+    sources = corrupted_sources(protocol)
+    by_source: dict[Source, list[Kept]] = {}
     for piece, found in kept.items():
-        parts.setdefault(piece.source, []).append(found)
-    rows = {source: _join(found) for source, found in parts.items()}
+        by_source.setdefault(piece.source, []).append(found)
+    rows = {source: _join([found.rows for found in parts]) for source, parts in by_source.items()}
+    every = [np.concatenate([found.labels for found in parts]) for parts in by_source.values()]
+    labels = every[0]
+    if any(not np.array_equal(labels, other) for other in every):
+        raise InputError(f"The shards of {out} had test images with different labels; give all of them the same data.")
     if protocol["controls"]:
         for source in sources:
             rows[source]["clean_other"] = rows[CLEAN].pop(clean_key(source))
@@ -150,10 +153,10 @@ def _write_results(out: Path, protocol: dict[str, Any], kept: dict[Piece, Result
     remove_leftovers(out.with_suffix(".npz"))
     arrays = {f"{name}-{severity}/{row}": p for (name, severity), r in rows.items() for row, p in r.items()}
     write_npz(out.with_suffix(".npz"), arrays | {"labels": labels})
-    told = {source: facts(r, labels) for source, r in rows.items()}
-    entries = [{"name": s[0], "severity": s[1], "rows": told[s]} for s in sources]
-    write_json(out, {"protocol": protocol, "clean": told.get(CLEAN), "corruptions": entries})
+    found_facts = {source: facts(r, labels) for source, r in rows.items()}
+    entries = [{"name": s[0], "severity": s[1], "rows": found_facts[s]} for s in sources]
+    write_json(out, {"protocol": protocol, "clean": found_facts.get(CLEAN), "corruptions": entries})
 
 
-def _join(parts: list[Results]) -> Results:
+def _join(parts: list[dict[str, Any]]) -> dict[str, Any]:
     return {row: np.concatenate([part[row] for part in parts]) for row in parts[0]}
