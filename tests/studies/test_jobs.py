@@ -111,6 +111,7 @@ def test_all_jobs_give_the_tree_of_the_study(tmp_path, capsys, monkeypatch, whol
         assert main(shlex.split(jobs[name]["command"])[1:]) == 0, name
         done.append(name)
     assert_same(out, whole)
+    capsys.readouterr()
     jobs = listed(capsys, *few(out, "--shards", "3"))
     assert {(job["done"], job["seconds"]) for job in jobs.values()} == {(1, 0)}
     monkeypatch.setattr("mt3.studies.reproduce.train", None)

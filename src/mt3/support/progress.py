@@ -52,7 +52,8 @@ class Progress:
         if error is not None:
             self._tell(error=f"{type(error).__name__}: {error}" if not isinstance(error, InputError) else str(error))
         elif self.file is not None:
-            self.file.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.file.unlink()
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         """Count `amount` more; `note` is shown after the estimate."""
