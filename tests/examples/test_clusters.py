@@ -154,7 +154,11 @@ def test_a_training_is_torchruns(tmp_path):
 @pytest.mark.parametrize(("code", "again"), [(143, True), (0, False)])
 def test_a_training_whose_time_is_over_goes_back_into_the_queue(tmp_path, code, again):
     """Slurm signals the batch script alone, which hands the signal on and waits until the training has saved."""
-    fake(tmp_path, "srun", f"trap 'sleep 0.3; echo saved; exit {code}' TERM; kill -TERM $PPID; sleep 20 > /dev/null 2>&1 & wait $!")
+    fake(
+        tmp_path,
+        "srun",
+        f"trap 'sleep 0.3; echo saved; exit {code}' TERM; kill -TERM $PPID; sleep 20 > /dev/null 2>&1 & wait $!",
+    )
     fake(tmp_path, "scontrol", '[ "$1" = show ] && echo node4 || echo "$@"')
     given = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "x"}
     done = run_batch(tmp_path, "train.sbatch", "mt3", "train", **given)

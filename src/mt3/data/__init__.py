@@ -13,14 +13,17 @@ from mt3.data.digits import load_digits
 from mt3.data.download import fetch
 from mt3.data.folder import KIND, SIZE, load_folder
 from mt3.data.photos import load_photos
+from mt3.data.shifts import Asked, ShiftedSet, open_shifts
 from mt3.support.errors import InputError, one_of
 from mt3.support.processes import count_cores
 
 __all__ = [
     "DATASETS",
     "EMBEDDED",
+    "Asked",
     "CorruptedSet",
     "Dataset",
+    "ShiftedSet",
     "as_dataset",
     "fetch",
     "from_arrays",
@@ -32,6 +35,7 @@ __all__ = [
     "load_folder",
     "load_photos",
     "open_corrupted",
+    "open_shifts",
 ]
 
 EMBEDDED = {"digits": load_digits, "photos": load_photos}

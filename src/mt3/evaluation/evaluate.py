@@ -74,7 +74,8 @@ def _evaluate_missing(job: _Job, described: dict[str, Any], out: Path, shard: Sh
         for piece in missing:
             # another process may do the same pieces, if it counts the shards otherwise
             if not is_whole(out) and read_piece(job.folder, piece, described) is None:
-                kept = Kept(_predict_piece(job, piece), job.images.labels[piece.start : piece.stop])
+                labels = job.images.labels_of(piece.source)[piece.start : piece.stop]
+                kept = Kept(_predict_piece(job, piece), labels)
                 try:
                     write_piece(job.folder, piece, kept, described)
                 except InputError:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,13 +40,24 @@ class Kept(NamedTuple):
     labels: NDArray[np.int64]
 
 
-def pieces_of(sources: Sequence[Source], count: int) -> list[Piece]:
-    """Images 0 to count split evenly into pieces, each with the same images for every source before the next images.
+def source_key(source: Source) -> str:
+    """What the arrays of a source are called by."""
+    return f"{source[0]}-{source[1]}"
 
-    No piece has a single image, unless count is 1: a control adapts on another one.
+
+def pieces_of(counts: Mapping[Source, int]) -> list[Piece]:
+    """The images of each source, from 0 to its count, split evenly into pieces, the first of every source before more.
+
+    No piece has a single image, unless a count is 1 or counts differ: a control adapts on another one.
     """
-    edges = np.linspace(0, count, -(-count // PIECE) + 1).round().astype(int).tolist()
-    return [Piece(source, start, stop) for start, stop in pairwise(edges) for source in sources]
+    most = max(counts.values())
+    edges = np.linspace(0, most, -(-most // PIECE) + 1).round().astype(int).tolist()
+    return [
+        Piece(source, start, min(stop, count))
+        for start, stop in pairwise(edges)
+        for source, count in counts.items()
+        if start < count
+    ]
 
 
 def corrupted_sources(protocol: dict[str, Any]) -> list[Source]:
@@ -56,7 +67,9 @@ def corrupted_sources(protocol: dict[str, Any]) -> list[Source]:
 
 def all_pieces(protocol: dict[str, Any]) -> list[Piece]:
     """Of an evaluation, in the order in which one process evaluates them."""
-    return pieces_of([CLEAN] * protocol["clean"] + corrupted_sources(protocol), protocol["images"])
+    told = protocol.get("source", {}).get("counts", {})  # shifts have images of their own
+    sources = [CLEAN] * protocol["clean"] + corrupted_sources(protocol)
+    return pieces_of({source: told.get(source_key(source), protocol["images"]) for source in sources})
 
 
 def units_of(protocol: dict[str, Any]) -> list[list[Piece]]:
@@ -79,7 +92,7 @@ def folder_of(out: Path) -> Path:
 
 
 def path_of(folder: Path, piece: Piece) -> Path:
-    return folder / f"{piece.start:06d}-{piece.source[0]}-{piece.source[1]}.npz"
+    return folder / f"{piece.start:06d}-{source_key(piece.source)}.npz"
 
 
 def is_whole(out: Path) -> bool:
