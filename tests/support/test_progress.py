@@ -45,7 +45,7 @@ def test_the_file_says_who_and_how_far_until_all_went_well(tmp_path, monkeypatch
     [
         (InputError("The loss is not finite; lower lr."), "The loss is not finite; lower lr."),
         (RuntimeError("out of\nmemory"), "RuntimeError: out of memory"),
-        (KeyboardInterrupt(), "KeyboardInterrupt:"),
+        (KeyboardInterrupt(), "interrupted"),
     ],
 )
 def test_the_file_keeps_an_error(tmp_path, error, words):

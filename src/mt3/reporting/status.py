@@ -99,7 +99,8 @@ def _find(root: Path) -> Iterator[Status | None]:
         if SNAPSHOTS not in path.relative_to(root).parts:
             yield _training(path.parent)
     begun = {path.with_name(path.name.removesuffix(PARTIAL)) for path in root.rglob(f"*.json{PARTIAL}")}
-    whole = {path for path in root.rglob("*.json") if not any(part.endswith(PARTIAL) for part in path.parts)}
+    files = {path: path.relative_to(root).parts for path in root.rglob("*.json")}
+    whole = {path for path, parts in files.items() if not any(part.endswith(PARTIAL) for part in parts)}
     for path in sorted(begun | whole):
         yield _evaluation(path)
 

@@ -50,7 +50,7 @@ class Progress:
     def __exit__(self, kind: object, error: BaseException | None, *rest: object) -> None:
         self._show(note="" if kind is None else "not finished", final=True)
         if error is not None:
-            self._tell(error=f"{type(error).__name__}: {error}" if not isinstance(error, InputError) else str(error))
+            self._tell(error=_words(error))
         elif self.file is not None:
             with suppress(OSError):
                 self.file.unlink()
@@ -92,6 +92,12 @@ class Progress:
         else:
             self.stream.write(line + "\n")
         self.stream.flush()
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
 
 
 def duration(seconds: float) -> str:
