@@ -1,5 +1,6 @@
 """Small evaluations for tests."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,12 @@ import torch
 
 import mt3
 from mt3.config.adaptation import Adaptation
-from mt3.evaluation.evaluate import evaluate
+from mt3.data import load_digits
+from mt3.evaluation.evaluate import evaluate, evaluate_shard
 from mt3.evaluation.protocol import Protocol, TestImages
+from mt3.evaluation.shards import Shard, merge, remove_pieces
 from mt3.results.facts import Evaluation
+from mt3.support.errors import InputError
 
 
 def make_model(objective: str | None = "byol", hidden: int = 16) -> mt3.MT3Model:
@@ -18,6 +22,31 @@ def make_model(objective: str | None = "byol", hidden: int = 16) -> mt3.MT3Model
     model = mt3.MT3Model("resnet8x4g2", 10, objective, hidden, 8, adaptation=adaptation)
     model.reset_parameters(torch.Generator().manual_seed(0))
     return model.eval()
+
+
+def shard_protocol(**more: Any) -> Protocol:
+    """Of two pieces of clean images and two under contrast."""
+    return Protocol(("contrast",), limit=60, controls=True, adaptation=make_model().adaptation, **more)
+
+
+def apart(pipe: Any, work: Callable[..., Any], *given: Any) -> None:
+    """In a process of its own: send what the work gives, or says."""
+    torch.set_num_threads(1)
+    try:
+        pipe.send(work(*given))
+    except InputError as error:
+        pipe.send(str(error))
+
+
+def do_shard(out: Path, shard: Shard) -> bool:
+    return evaluate_shard(make_model(), TestImages(load_digits()), shard_protocol(), out, shard)
+
+
+def race_to_merge(out: Path, ready: Any) -> bool:
+    ready.wait()
+    wrote = merge(out)
+    remove_pieces(out)
+    return wrote
 
 
 def ask(out: Path, images: TestImages, model: mt3.MT3Model | None = None, /, **asked: Any) -> Evaluation:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mt3.cli.arguments import default_jobs, given_fields, load_data, set_up
+from mt3.cli.cluster_commands import check_job_arguments, shard_done, study_jobs
 from mt3.config.adaptation import FIELDS
 from mt3.config.config import make_config
 from mt3.config.methods import METHODS, get_method
@@ -71,12 +72,14 @@ def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any], model: "MT3Mo
 
 
 def evaluate_command(args: argparse.Namespace) -> None:
-    from mt3.evaluation.evaluate import evaluate
+    from mt3.evaluation.evaluate import evaluate_shard
     from mt3.evaluation.protocol import Protocol, TestImages
+    from mt3.evaluation.shards import WHOLE, rank_shard
     from mt3.models.store import find_model, load, read_run, shipped_models
     from mt3.reporting.summary import evaluation_summary
-    from mt3.results.facts import about_run
+    from mt3.results.facts import about_run, read_evaluation
 
+    shard = args.shard or rank_shard()
     device, directory = set_up(args), find_model(args.model)
     run = read_run(directory)  # before the model: a training under way writes it after that
     model = load(args.model).to(device)
@@ -96,7 +99,11 @@ def evaluate_command(args: argparse.Namespace) -> None:
     out = args.out or args.model / "evaluation.json"
     about, adaptation = about_run(run, args.model), _adaptation(args, model)
     protocol = Protocol(names, severities, args.limit, args.controls, adaptation, args.seed, args.label, run=about)
-    found = evaluate(model, TestImages(dataset, corrupted, first=args.first), protocol, out)
+    wrote = evaluate_shard(model, TestImages(dataset, corrupted, first=args.first), protocol, out, shard)
+    if shard != WHOLE and not wrote:
+        print(shard_done(out, shard))
+        return
+    found = read_evaluation(out)
     print(evaluation_summary(found))
     if protocol.run is not None and found.run.unfinished:
         print(f"{args.model} is not finished: this is after {found.run.progress}; train it with --resume")
@@ -245,8 +252,10 @@ def _draw_preview(
 
 def reproduce_command(args: argparse.Namespace) -> None:
     preset, overrides = _preset(args), given_fields(args)
-    if args.dry_run and args.download:
-        raise InputError("A dry run writes nothing, so that it does not download; drop --download or --dry-run.")
+    if (args.dry_run or args.list_jobs) and args.download:
+        asked = "--dry-run" if args.dry_run else "--list-jobs"
+        raise InputError(f"{asked} writes nothing, so that it does not download; drop --download or {asked}.")
+    check_job_arguments(args)
     methods = [name for name in METHODS if name in {get_method(m).name for m in args.methods or ()}]
     ablations = resolve_ablations(args.ablations or [])
     from mt3.evaluation.protocol import TestImages
@@ -277,7 +286,10 @@ def reproduce_command(args: argparse.Namespace) -> None:
         args.data_dir,
         args.jobs or default_jobs(device),
     )
-    reproduce(study, args.dry_run)
+    if args.list_jobs or args.job is not None:
+        print(study_jobs(args, study))
+    else:
+        reproduce(study, args.dry_run)
 
 
 def report_command(args: argparse.Namespace) -> None:

@@ -4,7 +4,6 @@ The controls cost no further adaptation: the model adapted to an image also pred
 same corruption and, adapted to the clean image, under every corruption.
 """
 
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,23 +13,13 @@ from torch import Tensor
 
 from mt3.adaptation.adapter import Adapter
 from mt3.data.dataset import check_labels
-from mt3.evaluation.pieces import (
-    Piece,
-    Results,
-    folder_of,
-    open_folder,
-    pieces_of,
-    read_piece,
-    share_done,
-    write_npz,
-    write_piece,
-)
+from mt3.evaluation.pieces import Kept, Piece, Results, is_whole, read_piece, share_done, write_piece
 from mt3.evaluation.predict import as_tensor, probabilities
-from mt3.evaluation.protocol import CLEAN, Protocol, Source, TestImages, describe
+from mt3.evaluation.protocol import CLEAN, Protocol, TestImages, describe
+from mt3.evaluation.shards import WHOLE, Shard, clean_key, has_all, merge, own_shard, remove_pieces
 from mt3.models.classifier import MT3Model
-from mt3.results.facts import Evaluation, facts, read_evaluation
+from mt3.results.facts import Evaluation, read_evaluation
 from mt3.support.errors import InputError
-from mt3.support.files import own_directory, write_json
 from mt3.support.progress import Progress
 from mt3.support.threads import undisturbed
 
@@ -38,8 +27,16 @@ from mt3.support.threads import undisturbed
 def evaluate(model: MT3Model, images: TestImages, protocol: Protocol, out: Path) -> Evaluation:
     """Evaluate the model before and after adapting; write `out` (JSON) and the probabilities beside it (NPZ).
 
-    What was evaluated before an interruption, under the same protocol, is not evaluated again. One process at a time
-    writes `out`.
+    What was evaluated before an interruption, under the same protocol, is not evaluated again.
+    """
+    evaluate_shard(model, images, protocol, out, WHOLE)
+    return read_evaluation(out)
+
+
+def evaluate_shard(model: MT3Model, images: TestImages, protocol: Protocol, out: Path, shard: Shard) -> bool:
+    """Do one shard of an evaluation, and write the results if all others are done; says whether this call did that.
+
+    One process at a time does a shard.
     """
     if out.suffix != ".json":
         raise InputError(f"Expected a name ending in .json for the results, got {out}; the NPZ goes beside it.")
@@ -47,13 +44,14 @@ def evaluate(model: MT3Model, images: TestImages, protocol: Protocol, out: Path)
     check_labels(images.labels, model.num_classes, "The test split")
     adapter = None if protocol.adaptation is None else Adapter(model, protocol.adaptation, seed=protocol.seed)
     described = describe(protocol, model, images)
+    wrote = False
     if share_done(out, described) < 1:
-        with own_directory(folder_of(out)):
+        with own_shard(out, shard) as folder:
             if share_done(out, described) < 1:  # else another process has finished it just now
-                job = _Job(model, adapter, images, protocol, open_folder(out))
-                _evaluate_missing(job, described, out)
-    shutil.rmtree(folder_of(out), ignore_errors=True)  # also that of a process killed after its last file
-    return read_evaluation(out)
+                _evaluate_missing(_Job(model, adapter, images, protocol, folder), described, out, shard)
+                wrote = has_all(out, described) and merge(out)
+    remove_pieces(out)
+    return wrote
 
 
 class _Job(NamedTuple):
@@ -66,33 +64,24 @@ class _Job(NamedTuple):
     folder: Path
 
 
-def _evaluate_missing(job: _Job, described: dict[str, Any], out: Path) -> None:
-    """Evaluate the pieces that are not there, and write what all of them say."""
-    sources = ([CLEAN] if described["clean"] else []) + job.protocol.sources
-    counts = {source: job.protocol.count(job.images, source) for source in sources}
-    pieces = pieces_of(counts)
-    there = {piece: read_piece(job.folder, piece, job.model.num_classes) for piece in pieces}
-    kept = {piece: results for piece, results in there.items() if results is not None}
-    done = sum(piece.stop - piece.start for piece in kept)
-    with Progress("evaluate", sum(counts.values()), "images", done) as progress:
-        for piece in [piece for piece in pieces if piece not in kept]:
-            kept[piece] = _predict_piece(job, piece)
-            write_piece(job.folder, piece, kept[piece], described)
+def _evaluate_missing(job: _Job, described: dict[str, Any], out: Path, shard: Shard) -> None:
+    """Evaluate the shard's pieces that are not there."""
+    pieces = shard.pieces(described)
+    missing = [piece for piece in pieces if read_piece(job.folder, piece, described) is None]
+    total, left = (sum(piece.stop - piece.start for piece in some) for some in (pieces, missing))
+    label = "evaluate" if shard == WHOLE else f"evaluate shard {shard}"
+    with Progress(label, total, "images", total - left, file=shard.file(job.folder, "json")) as progress:
+        for piece in missing:
+            # another process may do the same pieces, if it counts the shards otherwise
+            if not is_whole(out) and read_piece(job.folder, piece, described) is None:
+                labels = job.images.labels_of(piece.source)[piece.start : piece.stop]
+                kept = Kept(_predict_piece(job, piece), labels)
+                try:
+                    write_piece(job.folder, piece, kept, described)
+                except InputError:
+                    if not is_whole(out):  # else that process has finished, and removed the folder
+                        raise
             progress.advance(piece.stop - piece.start)
-    rows = {source: _join([kept[piece] for piece in pieces if piece.source == source]) for source in sources}
-    if job.protocol.controls:
-        for source in job.protocol.sources:
-            rows[source]["clean_other"] = rows[CLEAN].pop(_clean_key(source))
-    labels = {source: job.images.labels_of(source)[:count] for source, count in counts.items()}
-    arrays: dict[str, Any] = {f"{_key(source)}/{row}": p for source, r in rows.items() for row, p in r.items()}
-    if job.images.shifted is None:
-        arrays["labels"] = next(iter(labels.values()))  # the same images under every corruption
-    else:
-        arrays |= {f"{_key(source)}/labels": some for source, some in labels.items()}
-    write_npz(out.with_suffix(".npz"), arrays)
-    found = {source: facts(r, labels[source]) for source, r in rows.items()}
-    entries = [{"name": s[0], "severity": s[1], "images": counts[s], "rows": found[s]} for s in job.protocol.sources]
-    write_json(out, {"protocol": described, "clean": found.get(CLEAN), "corruptions": entries})
 
 
 def _predict_piece(job: _Job, piece: Piece) -> Results:
@@ -108,7 +97,7 @@ def _predict_piece(job: _Job, piece: Piece) -> Results:
     if controls and piece.source == CLEAN:
         for other in job.protocol.sources:
             pictures = as_tensor(job.images.take(other, piece.start, piece.stop), model.device)
-            wanted.append((_clean_key(other), pictures, 1))
+            wanted.append((clean_key(other), pictures, 1))
     elif controls:
         wanted.append(("same_corruption", batch, 1))
     others = torch.stack([pictures.roll(distance, 0) for _, pictures, distance in wanted], dim=1)
@@ -118,17 +107,3 @@ def _predict_piece(job: _Job, piece: Piece) -> Results:
     for number, (row, _, distance) in enumerate(wanted):
         results[row] = np.roll(adapted[:, number], -distance, axis=0)
     return results
-
-
-def _clean_key(source: Source) -> str:
-    """Where the clean piece keeps a corruption's clean control."""
-    return f"clean_other/{_key(source)}"
-
-
-def _key(source: Source) -> str:
-    """What the arrays of a source are called by."""
-    return f"{source[0]}-{source[1]}"
-
-
-def _join(parts: list[Results]) -> Results:
-    return {row: np.concatenate([part[row] for part in parts]) for row in parts[0]}

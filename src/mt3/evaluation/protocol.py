@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from mt3 import corruptions
 from mt3.config.adaptation import Adaptation
 from mt3.data import CorruptedSet, Dataset, ShiftedSet
+from mt3.evaluation.pieces import CLEAN as CLEAN
+from mt3.evaluation.pieces import Source as Source
+from mt3.evaluation.pieces import source_key
 from mt3.models.classifier import MT3Model
 from mt3.models.store import tensors_hash
 from mt3.objectives.augment import SIDE
 from mt3.support.errors import InputError
 from mt3.support.version import __version__
-
-CLEAN = ("clean", 0)
-Source = tuple[str, int]  # corruption and severity
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ class TestImages:
         known = {"name": self.corrupted.directory.resolve().name, "hash": digest.hexdigest()}
         if self.shifted is None:
             return {"kind": "directory", **known}
-        return {"kind": "shifts", **known, "paired": self.shifted.paired, "images": [min(counts), max(counts)]}
+        each = {source_key(source): count for source, count in zip(sources, counts, strict=True)}
+        paired, span = self.shifted.paired, [min(counts), max(counts)]
+        return {"kind": "shifts", **known, "paired": paired, "images": span, "counts": each}
 
     def take(self, source: Source, start: int, stop: int) -> NDArray[np.uint8]:
         """Images start..stop-1 (N, H, H, 3), counted from `first`, under a corruption and severity, or clean."""
