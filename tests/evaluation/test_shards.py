@@ -137,7 +137,7 @@ def test_other_labels_are_refused(tmp_path, digits, images):
     changed = digits.test_labels.copy()
     changed[3] = (changed[3] + 1) % 10
     others = TestImages(type(digits)(*list(vars(digits).values())[:4], changed, digits.classes))
-    with pytest.raises(InputError, match="had test images with different labels; give all of them the same data"):
+    with pytest.raises(InputError, match="had images with different labels; give all of them the same data"):
         do(out, others, Shard(1, 2))
 
 

@@ -28,15 +28,15 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
         self.set_defaults(parser=self)
-        self._words: list[str] = []
+        self.words: list[str] = []
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._words = list(sys.argv[1:] if args is None else args)
+        self.words = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required"):
-            for word in self._words:  # perhaps one of them was misspelt
+            for word in self.words:  # perhaps one of them was misspelt
                 if word.startswith("--") and word.partition("=")[0] not in self._option_string_actions:
                     self.refuse(word)
         raise InputError(f"{message[:1].upper()}{message[1:]}; see `{self.prog} --help`.")

@@ -1,4 +1,5 @@
-"""The command line: train | evaluate | merge | tune | predict | corrupt | reproduce | report | demo.
+"""The command line: train | evaluate | merge | tune | predict | corrupt | reproduce | report |
+status | demo.
 
 `mt3.cli.commands` has what each of them does; torch is imported where needed.
 """
@@ -36,6 +37,8 @@ from mt3.support.signals import Stopped, stop_on_signals
 from mt3.support.version import __version__
 
 TESTED = "all (the paper's; default), held-out, every, none"
+FORMATS = ("arrays", "folders")  # of corrupted images
+FORMAT_WORDS = "arrays: CIFAR-10-C's .npy files (default); folders: Tiny-ImageNet-C's, CORRUPTION/SEVERITY/CLASS/*.png"
 RESUMABLE = ("evaluate", "tune", "corrupt", "reproduce", "demo")  # `train` says how far it is, and needs --resume
 
 
@@ -73,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     corruption_arguments(evaluate, TESTED, "5")
     evaluate.add_argument("--limit", type=count, help="only this many images of the test split")
     evaluate.add_argument("--first", type=count, default=0, metavar="INDEX", help="from this image on (default: 0)")
-    evaluate.add_argument("--corrupted", type=path, metavar="DIR", help="images in the published -C layout")
+    evaluate.add_argument("--corrupted", type=path, metavar="DIR", help="images in a -C layout, or SHIFT/CLASS/*")
     evaluate.add_argument("--unadapted", action="store_true", help="the model as it is, without adapting: much faster")
     evaluate.add_argument("--controls", action="store_true", help="also adapt on other images, to split the gain")
     evaluate.add_argument("--label", default="", help="the name of this variant in a report (default: the reference)")
@@ -117,9 +120,10 @@ def _parser() -> argparse.ArgumentParser:
     compute_arguments(predict)
     predict.set_defaults(run=commands.predict_command, unadapted=False, controls=False)
 
-    corrupt = subparsers.add_parser("corrupt", help="write corrupted test images in the published -C layout")
+    corrupt = subparsers.add_parser("corrupt", help="write corrupted test images in a published layout")
     chosen_data_arguments(corrupt)
     corrupt.add_argument("--out", type=path, metavar="DIR", help="the directory to write; whole files in it are kept")
+    corrupt.add_argument("--format", choices=FORMATS, default=FORMATS[0], help=FORMAT_WORDS)
     corruption_arguments(corrupt, "all (the paper's), held-out, every (default)", "all five")
     corrupt.add_argument("--limit", type=positive, help="only this many images of the test split")
     corrupt.add_argument("--seed", type=count, default=0)
@@ -145,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ablations", nargs="+", action="extend", metavar="NAME", help=f"of {name_list(ABLATIONS)}, or all"
     )
     corruption_arguments(reproduce, TESTED, "5")
-    reproduce.add_argument("--corrupted", type=path, metavar="CDIR", help="images in the published -C layout")
+    reproduce.add_argument("--corrupted", type=path, metavar="CDIR", help="images in the layout of CIFAR-10-C")
     reproduce.add_argument("--limit", type=count, help="test images (default: 50 digits, all of CIFAR)")
     reproduce.add_argument(
         "--sweep-limit", type=count, help="test images for sweeps (default: 25 digits, else --limit)"
@@ -154,6 +158,12 @@ def _parser() -> argparse.ArgumentParser:
         "--jobs", type=positive, help="runs at a time, each with its share of the threads (default: 2 on a CPU, else 1)"
     )
     reproduce.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    reproduce.add_argument("--list-jobs", action="store_true", help="print what can run apart, as lines of JSON")
+    reproduce.add_argument(
+        "--shards", type=positive, metavar="N", help="of each evaluation in --list-jobs (default: 1)"
+    )
+    reproduce.add_argument("--job", metavar="NAME", help="do this one of --list-jobs, and nothing else")
+    reproduce.add_argument("--shard", type=shard, metavar="I/N", help="share I of N of a --job that evaluates")
     compute_arguments(reproduce)
     reproduce.set_defaults(run=commands.reproduce_command)
 
@@ -166,6 +176,11 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--words", type=path, metavar="FILE", help="Markdown that the report begins with")
     report.add_argument("--page", type=path, metavar="FILE", help="where the report goes (default: report.md in --out)")
     report.set_defaults(run=commands.report_command)
+
+    status = subparsers.add_parser("status", help="how far trainings, evaluations and studies are, also on other hosts")
+    status.add_argument("results", type=path, nargs="+", metavar="DIR", help="a run, a study, or an evaluation's file")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    status.set_defaults(run=cluster_commands.status_command)
 
     demo = subparsers.add_parser("demo", help="train and evaluate on the embedded digits, in minutes")
     demo.add_argument("--out", type=path, default=Path("runs/demo"))

@@ -60,8 +60,8 @@ def evaluate_shard(model: Network, images: TestImages, protocol: Protocol, out: 
 def _stream(protocol: Protocol, images: TestImages) -> Stream | None:
     if protocol.stream is None:
         return None
-    labels = images.labels[: protocol.count(images)]
-    return make_stream(protocol.stream, dict.fromkeys(protocol.sources or [CLEAN], labels), protocol.seed)
+    labels = {source: images.labels_of(source)[: protocol.limit] for source in protocol.sources or [CLEAN]}
+    return make_stream(protocol.stream, labels, protocol.seed)
 
 
 class _Job(NamedTuple):
@@ -83,7 +83,7 @@ def _evaluate_missing(job: _Job, described: dict[str, Any], out: Path, shard: Sh
         missing = missing_along(pieces, missing, job.folder)
     total, left = (sum(piece.stop - piece.start for piece in some) for some in (pieces, missing))
     label = "evaluate" if shard == WHOLE else f"evaluate shard {shard}"
-    with Progress(label, total, "images", total - left) as progress:
+    with Progress(label, total, "images", total - left, file=shard.file(job.folder, "json")) as progress:
         for piece in missing:
             # another process may do the same pieces, if it counts the shards otherwise
             if not is_whole(out) and read_piece(job.folder, piece, described) is None:
@@ -118,7 +118,10 @@ def _predict_along(job: _Job, stream: Stream, piece: Piece) -> Kept:
 def _predict_piece(job: _Job, piece: Piece) -> Kept:
     """Probabilities of the piece's images, by row."""
     model, adapter, controls = job.model, job.adapter, job.protocol.controls
-    batch, labels = as_tensor(job.images.take(*piece), model.device), job.images.labels[piece.start : piece.stop]
+    batch, labels = (
+        as_tensor(job.images.take(*piece), model.device),
+        job.images.labels_of(piece.source)[piece.start : piece.stop],
+    )
     with undisturbed(model.device), torch.no_grad():
         results: Results = {"before": probabilities(model(batch))}
     if adapter is None:

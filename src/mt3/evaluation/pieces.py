@@ -3,7 +3,7 @@
 import hashlib
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,13 +41,24 @@ class Kept(NamedTuple):
     order: NDArray[np.int64] | None = None  # of a stream: (images, 2), which source each image is of, and which of its
 
 
-def pieces_of(sources: Sequence[Source], count: int) -> list[Piece]:
-    """Images 0 to count split evenly into pieces, each with the same images for every source before the next images.
+def source_key(source: Source) -> str:
+    """What the arrays of a source are called by."""
+    return f"{source[0]}-{source[1]}"
 
-    No piece has a single image, unless count is 1: a control adapts on another one.
+
+def pieces_of(counts: Mapping[Source, int]) -> list[Piece]:
+    """The images of each source, from 0 to its count, split evenly into pieces, the first of every source before more.
+
+    No piece has a single image, unless a count is 1 or counts differ: a control adapts on another one.
     """
-    edges = np.linspace(0, count, -(-count // PIECE) + 1).round().astype(int).tolist()
-    return [Piece(source, start, stop) for start, stop in pairwise(edges) for source in sources]
+    most = max(counts.values())
+    edges = np.linspace(0, most, -(-most // PIECE) + 1).round().astype(int).tolist()
+    return [
+        Piece(source, start, min(stop, count))
+        for start, stop in pairwise(edges)
+        for source, count in counts.items()
+        if start < count
+    ]
 
 
 def corrupted_sources(protocol: dict[str, Any]) -> list[Source]:
@@ -61,10 +72,11 @@ def all_pieces(protocol: dict[str, Any]) -> list[Piece]:
     Those of a stream are its units one after the other, in whole steps: each goes on where the one before it ended.
     """
     if "stream" in protocol:
-        return [
-            piece for unit in protocol["stream"]["units"] for piece in _along(unit, protocol["adaptation"]["batch"])
-        ]
-    return pieces_of([CLEAN] * protocol["clean"] + corrupted_sources(protocol), protocol["images"])
+        batch = protocol["adaptation"]["batch"]
+        return [piece for unit in protocol["stream"]["units"] for piece in _along(unit, batch)]
+    told = protocol.get("source", {}).get("counts", {})  # shifts have images of their own
+    sources = [CLEAN] * protocol["clean"] + corrupted_sources(protocol)
+    return pieces_of({source: told.get(source_key(source), protocol["images"]) for source in sources})
 
 
 def _along(unit: dict[str, Any], batch: int) -> list[Piece]:
@@ -88,7 +100,7 @@ def folder_of(out: Path) -> Path:
 
 
 def path_of(folder: Path, piece: Piece) -> Path:
-    return folder / f"{piece.start:06d}-{piece.source[0]}-{piece.source[1]}.npz"
+    return folder / f"{piece.start:06d}-{source_key(piece.source)}.npz"
 
 
 def is_whole(out: Path) -> bool:

@@ -39,8 +39,8 @@ def predict(
             "before": _answer(model, compared.before[i]),
             "after": _answer(model, compared.after[i]),
             "adapted": not kept[i].item(),
-            "selfsup_loss_before": compared.loss_before[i].item(),
-            "selfsup_loss_after": compared.loss_after[i].item(),
+            "loss_before": compared.loss_before[i].item(),
+            "loss_after": compared.loss_after[i].item(),
             "gradient_norm": compared.grad_norm[i].item(),
         }
         for i in range(len(batch))

@@ -12,7 +12,7 @@ from torch import nn
 from mt3 import corruptions as available
 from mt3.adaptation.choose import Wrapping, choose_network
 from mt3.config.adaptation import FIELDS, Adaptation
-from mt3.data import as_dataset
+from mt3.data import CorruptedSet, ShiftedSet, as_dataset
 from mt3.evaluation.evaluate import evaluate as evaluate_images
 from mt3.evaluation.protocol import Protocol, TestImages
 from mt3.evaluation.settle import method_name, read_tuned, settle, with_choice
@@ -27,7 +27,7 @@ ASKED = tuple(f.name for f in fields(Protocol) if f.name not in ("corruptions", 
 def evaluate(
     model: nn.Module,
     data: Any,
-    corruptions: Sequence[str] = ("all",),
+    corruptions: Sequence[str] | CorruptedSet | ShiftedSet = ("all",),
     method: str | Adaptation | None = None,
     *,
     out: str | Path | None = None,  # a JSON file that keeps the results; none: nothing is kept
@@ -36,9 +36,10 @@ def evaluate(
 ) -> Evaluation:
     """Accuracy before and after adapting on the test images of `data`, clean and under each corruption.
 
-    `data` is as of `mt3.train`. Corruptions are names, or all (the paper's), held-out, every or none. The method is a
-    name, such as tent, an `Adaptation`, or none for the model's own; the names work for any classifier. Further
-    arguments are fields of a protocol (`severities=(5,)`, `limit=200`, `controls=True`, `seed=0`, `stream="continual"`,
+    `data` is as of `mt3.train`. Corruptions are names, or all (the paper's), held-out, every or none; or images that
+    were opened with `mt3.data.open_shifts` or `open_corrupted`, for which `data` may be None. The method is a name, as
+    tent, an `Adaptation`, or none for the model's own; the names work for any classifier. Further arguments are fields
+    of a protocol (`severities=(5,)`, `limit=200`, `controls=True`, `seed=0`, `stream="continual"`,
     `tuned="tuned.json"`), fields of the adaptation (`lr=0.05`, `batch=8`), and for a classifier that is no MT3Model its
     `normalisation`, `size` and `features`, as of `mt3.Adapter`. Without `adapt` the model is evaluated as it is.
     """
@@ -56,15 +57,22 @@ def evaluate(
     adaptation = settle(model, method or "own", asked.get("stream"), replaced) if adapt else None
     if adaptation is None and adapt and not isinstance(model, MT3Model):
         raise InputError("This network has no way of its own to adapt; give a method, such as 'tent', or adapt=False.")
-    names = () if list(corruptions) == ["none"] else tuple(available.resolve(list(corruptions)))
-    protocol = replace(Protocol(names, adaptation=adaptation, method=name), **asked)
+    opened = corruptions if isinstance(corruptions, CorruptedSet | ShiftedSet) else None
+    protocol = replace(Protocol(**_sources(corruptions), adaptation=adaptation, method=name), **asked)
     network = _network(model, adaptation, wrapping)
+    dataset = None if opened is not None and data is None else as_dataset(data, network.size)
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="mt3-"))) if out is None else None
         file = folder / "evaluation.json" if folder is not None else Path(str(out))
-        found = evaluate_images(network, TestImages(as_dataset(data, network.size)), protocol, file)
-        found.has("before", severity=0)  # read whole before the folder goes
-    return found
+        return evaluate_images(network, TestImages(dataset, opened), protocol, file)
+
+
+def _sources(corruptions: Sequence[str] | CorruptedSet | ShiftedSet) -> dict[str, Any]:
+    """Which corruptions, and of images that were opened, their severities."""
+    if isinstance(corruptions, CorruptedSet | ShiftedSet):
+        return {"corruptions": tuple(corruptions.names()), "severities": corruptions.severities}
+    names = [corruptions] if isinstance(corruptions, str) else list(corruptions)
+    return {"corruptions": () if names == ["none"] else available.resolve(names)}
 
 
 def _name(model: nn.Module, method: str | Adaptation | None) -> str:

@@ -26,6 +26,7 @@ from mt3.evaluation.pieces import (
     is_whole,
     path_of,
     read_piece,
+    source_key,
     units_of,
     write_npz,
 )
@@ -88,7 +89,7 @@ def own_shard(out: Path, shard: Shard) -> Iterator[Path]:
 
 def clean_key(source: Source) -> str:
     """Where the clean piece keeps a corruption's clean control."""
-    return f"clean_other/{source[0]}-{source[1]}"
+    return f"clean_other/{source_key(source)}"
 
 
 def has_all(out: Path, protocol: dict[str, Any]) -> bool:
@@ -146,19 +147,25 @@ def _write_results(out: Path, protocol: dict[str, Any], kept: dict[Piece, Kept])
     positions: dict[str, str] = {}
     if "stream" in protocol:
         joined, positions = _sort(_join(list(joined.values())), sources or [CLEAN])
-    rows, labels = {source: found.rows for source, found in joined.items()}, next(iter(joined.values())).labels
-    if any(not np.array_equal(labels, other.labels) for other in joined.values()):
-        raise InputError(f"The shards of {out} had test images with different labels; give all of them the same data.")
+    rows = {source: found.rows for source, found in joined.items()}
+    labels = {source: found.labels for source, found in joined.items()}
+    arrays: dict[str, Any] = {}
+    if "counts" in protocol["source"]:  # of shifts, whose images are their own
+        arrays |= {f"{source_key(source)}/labels": some for source, some in labels.items()}
+    else:
+        arrays["labels"] = next(iter(labels.values()))
+        if any(not np.array_equal(arrays["labels"], some) for some in labels.values()):
+            raise InputError(f"The shards of {out} had images with different labels; give all of them the same data.")
     if protocol["controls"]:
         for source in sources:
             rows[source]["clean_other"] = rows[CLEAN].pop(clean_key(source))
     remove_leftovers(out)
     remove_leftovers(out.with_suffix(".npz"))
-    arrays = {f"{name}-{severity}/{row}": p for (name, severity), r in rows.items() for row, p in r.items()}
-    write_npz(out.with_suffix(".npz"), arrays | {"labels": labels})
-    found_facts = {source: facts(r, labels) for source, r in rows.items()}
-    entries = [{"name": s[0], "severity": s[1], "rows": found_facts[s]} for s in sources]
-    value = {"protocol": protocol, "clean": found_facts.get(CLEAN), "corruptions": entries}
+    each = {f"{source_key(source)}/{row}": p for source, r in rows.items() for row, p in r.items()}
+    write_npz(out.with_suffix(".npz"), each | arrays)
+    told = {source: facts(r, labels[source]) for source, r in rows.items()}
+    entries = [{"name": s[0], "severity": s[1], "images": len(labels[s]), "rows": told[s]} for s in sources]
+    value = {"protocol": protocol, "clean": told.get(CLEAN), "corruptions": entries}
     write_json(out, value | ({"positions": positions} if positions else {}))
 
 

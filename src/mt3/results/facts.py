@@ -18,7 +18,7 @@ from mt3.config.streams import PER_IMAGE
 from mt3.corruptions import PAPER
 from mt3.results import statistics
 from mt3.results.runs import Run, make_run
-from mt3.results.shape import check_protocol
+from mt3.results.shape import check_protocol, check_shape
 from mt3.results.show import CLEAN, CLEAN_WORD, data_frame, result_table
 from mt3.results.statistics import GAINS, Correct, Difference, Positions, Probabilities
 from mt3.support.errors import InputError, shown
@@ -144,16 +144,12 @@ class Evaluation:
     @cached_property
     def _found(self) -> dict[tuple[str, int], dict[str, Answers]]:
         """The rows of each corruption and severity."""
-        entries = {(e["name"], e["severity"]): e["rows"] for e in self.value["corruptions"]}
+        count = self.protocol["images"]
+        entries = {(e["name"], e["severity"]): (e["rows"], e.get("images", count)) for e in self.value["corruptions"]}
         entries = {(name, s): entries[name, s] for name in self.corruptions for s in self.severities}
         if self.value["clean"] is not None:
-            entries["", CLEAN] = self.value["clean"]
-        return {key: {row: self._unpack(f) for row, f in rows.items()} for key, rows in entries.items()}
-
-    def _unpack(self, facts: dict[str, Any]) -> Answers:
-        correct = statistics.unpack_correct(facts["correct"], self.protocol["images"])
-        nll, error = float(facts["nll"]), float(facts["calibration_error"])
-        return Answers(correct, nll, error, facts.get("confidence"))
+            entries["", CLEAN] = self.value["clean"], count
+        return {key: {row: _unpack(f, n) for row, f in rows.items()} for key, (rows, n) in entries.items()}
 
     def _select(self, corruption: str | None, severity: int | None) -> list[dict[str, Answers]]:
         return [rows for key, rows in self._found.items() if _is_asked(key, corruption, severity)]
@@ -179,22 +175,34 @@ class Evaluation:
         return self.mean("accuracy", row, corruption, severity)
 
     def correct(self, row: str, corruption: str | None = None, severity: int | None = None) -> Correct:
-        """Which answers were right: (corruptions and severities, images)."""
+        """Which answers were right: (corruptions and severities, images), where all have the same images."""
         return np.stack([a.correct for a in self.answers(row, corruption, severity)])
+
+    def per_image(self, row: str, corruption: str | None = None, severity: int | None = None) -> NDArray[np.float64]:
+        """The share of right answers to each image, (images,), whose mean is the mean over corruptions.
+
+        The same image under several corruptions is one. Where shifts have images of their own, all of them stand here,
+        and each counts as many times as makes the shifts weigh the same.
+        """
+        found = [a.correct for a in self.answers(row, corruption, severity)]
+        if self.protocol["source"].get("paired", True):
+            return np.asarray(np.mean(found, axis=0, dtype=np.float64))
+        mean = sum(map(len, found)) / len(found)
+        return np.concatenate([correct * (mean / len(correct)) for correct in found])
 
     def gain(self, name: str = "gain", corruption: str | None = None, severity: int | None = None) -> Difference:
         """The paired difference of two rows, as `GAINS` names them, with its interval over images."""
         if self.way != PER_IMAGE:
             after, before = (self.answers(row, corruption, severity) for row in GAINS[name])
             return self._along(after, before, self.positions(corruption, severity))
-        high, low = (self.correct(row, corruption, severity) for row in GAINS[name])
-        return statistics.paired_gain(high, low)
+        high, low = (self.per_image(row, corruption, severity) for row in GAINS[name])
+        return statistics.paired_interval(100.0 * (high - low))
 
     def minus(self, other: "Evaluation", row: str = "after") -> Difference:
         """The paired difference of one row from that of another evaluation of the same images, in the same order."""
         if self.way != PER_IMAGE:
             return self._along(self.answers(row), other.answers(row), self.positions())
-        return statistics.paired_gain(self.correct(row), other.correct(row))
+        return statistics.paired_interval(100.0 * (self.per_image(row) - other.per_image(row)))
 
     def _along(self, high: list[Answers], low: list[Answers], places: list[Positions]) -> Difference:
         """The difference of answers along a stream, with its interval by blocks."""
@@ -229,12 +237,20 @@ class Evaluation:
 
     def fixed_and_broken(self, severity: int | None = None) -> tuple[int, int]:
         """How many answers adapting put right, and how many it put wrong."""
-        after, before = (self.correct(row, None, severity) for row in ("after", "before"))
+        after, before = (
+            np.concatenate([a.correct for a in self.answers(row, None, severity)]) for row in ("after", "before")
+        )
         return int((after & ~before).sum()), int((before & ~after).sum())
 
 
 def _is_asked(key: tuple[str, int], corruption: str | None, severity: int | None) -> bool:
     return corruption in (None, key[0]) and (key[1] != CLEAN if severity is None else key[1] == severity)
+
+
+def _unpack(facts: dict[str, Any], images: int) -> Answers:
+    correct = statistics.unpack_correct(facts["correct"], images)
+    nll, error = float(facts["nll"]), float(facts["calibration_error"])
+    return Answers(correct, nll, error, facts.get("confidence"))
 
 
 def read_evaluation(path: Path) -> Evaluation:
@@ -273,6 +289,7 @@ def _check_facts(evaluation: Evaluation) -> None:
     wanted = sorted((name, severity) for name in protocol["corruptions"] for severity in protocol["severities"])
     if wanted != sorted((entry["name"], entry["severity"]) for entry in value["corruptions"]):
         raise ValueError("its corruptions are not those of its protocol")
+    check_shape(protocol["source"].get("images", [1]), [1], "images")
     if protocol["images"] < 1 or not evaluation._found:
         raise ValueError("no images")
     for rows in evaluation._found.values():

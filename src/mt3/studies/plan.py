@@ -180,7 +180,7 @@ def make_parts(study: Study, trainings: Sequence[Training]) -> list[Part]:
         parts.append(part)
         for name, tests in plan_tests(study, training).items():
             title = f"evaluate {training.name}" + (f", {len(tests)} settings of {name}" if name else "")
-            (swept if name else parts).append(_test_part(study, title, tests, model, clock))
+            (swept if name else parts).append(test_part(study, title, tests, model, clock))
     return parts + swept
 
 
@@ -201,7 +201,7 @@ def _training_part(study: Study, training: Training, clock: Clock, starts: set[C
     return Part(title, min(0.99, there / whole), left, training), None
 
 
-def _test_part(study: Study, title: str, tests: Sequence[Test], model: MT3Model | None, clock: Clock) -> Part:
+def test_part(study: Study, title: str, tests: Sequence[Test], model: MT3Model | None, clock: Clock) -> Part:
     """Evaluations of one run; without its model nothing of them can be there."""
     sources = len(study.corruptions) * len(study.severities) + 1  # and the clean images
     training, seconds, shares = tests[0].training, 0.0, []

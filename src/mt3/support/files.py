@@ -16,6 +16,7 @@ from mt3.support.errors import InputError
 
 RUN_FILE = "run.json"  # config, progress and time of a training run
 METRICS_FILE = "metrics.jsonl"
+PROGRESS_FILE = "progress.json"  # of a training: who is at it, how far, and how it failed; gone when it has ended well
 MAX_DEPTH = 50  # of objects and lists in one another; files of this package have up to six
 
 
