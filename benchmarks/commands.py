@@ -2,6 +2,8 @@
 
 import argparse
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 from benchmarks import BENCHMARKS
@@ -69,28 +71,13 @@ def _checked(
     return checked
 
 
-def _meta_step(args: argparse.Namespace) -> None:
-    from benchmarks.meta_step import Setting, bench_meta_step, meta_step_summary
-
+def _network(name: str, args: argparse.Namespace) -> None:
+    """Measure a network of the sizes that are asked for, by the file of the benchmark's name."""
+    file = import_module(f"benchmarks.{name.replace('-', '_')}")
     set_up(args)
-    setting = Setting(**{field: getattr(args, field) for field in SIZES["meta-step"]})
-    _show(args, meta_step_summary, bench_meta_step(setting, args.rounds, args.scaling))
-
-
-def _batch_step(args: argparse.Namespace) -> None:
-    from benchmarks.batch_step import Setting, batch_step_summary, bench_batch_step
-
-    set_up(args)
-    setting = Setting(**{field: getattr(args, field) for field in SIZES["batch-step"]})
-    _show(args, batch_step_summary, bench_batch_step(setting, args.rounds))
-
-
-def _adapt(args: argparse.Namespace) -> None:
-    from benchmarks.adapt import Setting, adapt_summary, bench_adapt
-
-    set_up(args)
-    setting = Setting(**{field: getattr(args, field) for field in SIZES["adapt"]})
-    _show(args, adapt_summary, bench_adapt(setting, args.rounds, args.scaling))
+    setting = file.Setting(**{field: getattr(args, field) for field in SIZES[name]})
+    scaling = (args.scaling,) if "scaling" in args else ()
+    _show(args, file.summary, file.bench(setting, args.rounds, *scaling))
 
 
 def _augment(args: argparse.Namespace) -> None:
@@ -136,9 +123,7 @@ def _show(args: argparse.Namespace, summary: Callable[[dict[str, Any]], str], re
 
 
 RUN: dict[str, Run] = {
-    "meta-step": _meta_step,
-    "batch-step": _batch_step,
-    "adapt": _adapt,
+    **{name: partial(_network, name) for name in ("meta-step", "batch-step", "adapt")},
     "augment": _augment,
     "corruptions": _corruptions,
     "all": _all,

@@ -12,8 +12,8 @@ from mt3.support.errors import InputError
 
 @pytest.mark.parametrize(("count", "sizes"), [(1, [1]), (50, [50]), (51, [26, 25]), (101, [34, 33, 34])])
 def test_pieces_are_even(count, sizes):
-    assert [piece.stop - piece.start for piece in pieces_of([CLEAN], count)] == sizes
-    both = pieces_of([CLEAN, ("fog", 5)], count)
+    assert [piece.stop - piece.start for piece in pieces_of({CLEAN: count})] == sizes
+    both = pieces_of({CLEAN: count, ("fog", 5): count})
     assert [piece.source for piece in both] == [CLEAN, ("fog", 5)] * len(sizes)
 
 

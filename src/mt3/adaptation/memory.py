@@ -1,9 +1,8 @@
 """How many images go through a network at once, and how many the machine can hold."""
 
-import os
-
 from mt3.models.call import Network
 from mt3.support.errors import InputError
+from mt3.support.machine import free_memory
 from mt3.support.threads import count_threads
 
 CPU_BUDGET = 4 << 20  # bytes of a stack's largest activation
@@ -27,13 +26,8 @@ def check_memory(model: Network, images: int, size: int) -> None:
     Counted is what surely lies in memory. An accelerator says by itself what does not fit.
     """
     needed = images * model.backbone.kept(size) * model.dtype.itemsize
-    if model.device.type == "cpu" and needed > (there := machine_memory()):
+    if model.device.type == "cpu" and needed > (there := free_memory()):
         raise InputError(
-            f"Adapting with {images} images in a pass takes at least {needed / 2**30:.1f} GB of memory, and this "
-            f"machine has {there / 2**30:.1f} GB; lower views or stack."
+            f"Adapting with {images} images in a pass takes at least {needed / 2**30:.1f} GB of memory, and "
+            f"{there / 2**30:.1f} GB are free; lower views or stack."
         )
-
-
-def machine_memory() -> float:
-    """Bytes of memory that this machine has, as far as its system says."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else float("inf")

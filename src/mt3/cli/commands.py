@@ -13,7 +13,7 @@ from mt3.cli.arguments import default_jobs, given_fields, load_data, set_up
 from mt3.config.adaptation import FIELDS
 from mt3.config.config import make_config
 from mt3.config.methods import METHODS, get_method
-from mt3.data.folder import KIND
+from mt3.data.folder import KIND, SIZE
 from mt3.service.limits import Limits
 from mt3.studies.ablations import resolve_ablations
 from mt3.support.errors import NAME, InputError, is_name, name_list, shown
@@ -21,7 +21,7 @@ from mt3.support.files import read_text
 
 if TYPE_CHECKING:
     from mt3.config.adaptation import Adaptation
-    from mt3.data import CorruptedSet, Dataset
+    from mt3.data import CorruptedSet, Dataset, ShiftedSet
     from mt3.models.classifier import MT3Model
 
 
@@ -51,14 +51,14 @@ def _preset(args: argparse.Namespace) -> str:
 
 def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any], model: "MT3Model") -> "Dataset | None":
     """The data set a run was trained on, by what its run.json says; corrupted images will do without."""
-    from mt3.data import load_dataset
+    from mt3.data import EMBEDDED, load_dataset
 
     name = args.data or run.get("config", {}).get("data")
     if name is None and args.corrupted is not None:
         return None
     if name is None:
         raise InputError(f"{args.model} does not say which data it was trained on; give --data.")
-    recorded = run.get("data_dir") if name != "digits" else None  # which need none
+    recorded = None if name in EMBEDDED else run.get("data_dir")  # which need none
     try:
         data_dir, size = args.data_dir or (Path(recorded) if recorded else None), args.size
         if size is None and name.startswith(KIND):
@@ -84,7 +84,12 @@ def evaluate_command(args: argparse.Namespace) -> None:
     dataset = _dataset_of_run(args, run, model)
     if dataset is not None:
         _require_same_classes(model, dataset)
-    corrupted, names, severities = _corrupted_images(args, dataset)
+    corrupted: CorruptedSet | ShiftedSet | None
+    if args.corrupted is not None and not any(args.corrupted.glob("*.npy")):
+        corrupted = _shifted_images(args, model, dataset)
+        names, severities = tuple(corrupted.names()), corrupted.severities
+    else:
+        corrupted, names, severities = _corrupted_images(args, dataset)
     if args.label and not is_name(args.label):
         raise InputError(f"Expected a label of 1 to {NAME} printable characters, got '{shown(args.label)}'.")
     if args.out is None and directory in shipped_models().values():
@@ -124,7 +129,7 @@ def _corrupted_images(
     args: argparse.Namespace, dataset: "Dataset | None"
 ) -> "tuple[CorruptedSet | None, tuple[str, ...], tuple[int, ...]]":
     """The -C directory if one is given, and which corruptions and severities are asked for."""
-    from mt3.corruptions import HELD_OUT, PAPER, resolve
+    from mt3.corruptions import resolve
     from mt3.corruptions.write import check_severities
     from mt3.data import open_corrupted
 
@@ -132,14 +137,36 @@ def _corrupted_images(
     if args.corrupted is None:
         return None, () if asked == ["none"] else resolve(asked), severities
     corrupted = open_corrupted(args.corrupted, dataset.num_classes if dataset else None)
-    present = corrupted.names()
-    groups = {"all": PAPER, "held-out": HELD_OUT, "every": tuple(present)}  # as far as they are there
-    names = dict.fromkeys(n for a in asked for n in groups.get(a, (a,)) if a not in groups or n in present)
-    if not names:
-        raise InputError(f"{corrupted.directory} holds none of {name_list(asked)}, but {name_list(present)}.")
+    names = _names_there(args.corrupted, asked, corrupted.names())
     for name, severity in product(names, severities):
         corrupted.images_of(name, severity)  # refuses what is not there
-    return corrupted, tuple(names), severities
+    return corrupted, names, severities
+
+
+def _names_there(directory: Path, asked: Sequence[str], there: Sequence[str]) -> tuple[str, ...]:
+    """The corruptions that are asked for; of a group, those that the directory has."""
+    from mt3.corruptions import HELD_OUT, PAPER
+
+    groups = {"all": PAPER, "held-out": HELD_OUT, "every": there}
+    names = dict.fromkeys(n for a in asked for n in groups.get(a, (a,)) if a not in groups or n in there)
+    if not names:
+        raise InputError(f"{directory} holds none of {name_list(asked)}, but {name_list(there)}.")
+    return tuple(names)
+
+
+def _shifted_images(args: argparse.Namespace, model: "MT3Model", dataset: "Dataset | None") -> "ShiftedSet":
+    """The photos of a directory under the shifts that are asked for, by default all of them."""
+    from mt3.corruptions.write import check_severities
+    from mt3.data import Asked, open_shifts
+    from mt3.data.shifts import list_shifts
+    from mt3.support.processes import count_cores
+
+    there = list_shifts(args.corrupted)
+    names = _names_there(args.corrupted, args.corruptions or ["every"], list(there))
+    size = model.size or args.size or (dataset.size if dataset is not None else SIZE)
+    classes = model.classes or [str(i) for i in range(model.num_classes)]
+    read = Asked(classes, size, args.skip_broken, count_cores())
+    return open_shifts(args.corrupted, read, names, check_severities(args.severity) if args.severity else ())
 
 
 def predict_command(args: argparse.Namespace) -> None:
@@ -192,7 +219,7 @@ def corrupt_command(args: argparse.Namespace) -> None:
         raise InputError("Expected --out DIR for the images, --preview FILE for a figure, or both; got neither.")
     from mt3.corruptions import resolve
     from mt3.corruptions.parameters import foreign_parameters
-    from mt3.corruptions.write import SEVERITIES, check_severities, write_corrupted
+    from mt3.corruptions.write import SEVERITIES, check_severities, write_corrupted, write_folders
     from mt3.support.processes import count_cores
 
     names = resolve(args.corruptions or ["every"])
@@ -202,7 +229,8 @@ def corrupt_command(args: argparse.Namespace) -> None:
         _draw_preview(args, dataset, names, severities)
     if args.out is not None:
         workers = args.workers or count_cores()
-        written = write_corrupted(dataset, args.out, names, severities, args.limit, args.seed, workers)
+        write = write_folders if args.format == "folders" else write_corrupted
+        written = write(dataset, args.out, names, severities, args.limit, args.seed, workers)
         kept = f"; {len(names) - len(written)} of {len(names)} were there" if len(written) < len(names) else ""
         kept += foreign_parameters(dataset.size)
         print(f"{args.out}: {args.data} under {name_list(names)} at severities {name_list(severities)}{kept}")

@@ -34,6 +34,8 @@ from mt3.support.signals import Stopped, stop_on_signals
 from mt3.support.version import __version__
 
 TESTED = "all (the paper's; default), held-out, every, none"
+FORMATS = ("arrays", "folders")  # of corrupted images
+FORMAT_WORDS = "arrays: CIFAR-10-C's .npy files (default); folders: Tiny-ImageNet-C's, CORRUPTION/SEVERITY/CLASS/*.png"
 RESUMABLE = ("evaluate", "corrupt", "reproduce", "demo")  # `train` says how far it is, and needs --resume
 
 
@@ -71,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     corruption_arguments(evaluate, TESTED, "5")
     evaluate.add_argument("--limit", type=count, help="only this many images of the test split")
     evaluate.add_argument("--first", type=count, default=0, metavar="INDEX", help="from this image on (default: 0)")
-    evaluate.add_argument("--corrupted", type=path, metavar="DIR", help="images in the published -C layout")
+    evaluate.add_argument("--corrupted", type=path, metavar="DIR", help="images in a -C layout, or SHIFT/CLASS/*")
     evaluate.add_argument("--unadapted", action="store_true", help="the model as it is, without adapting: much faster")
     evaluate.add_argument("--controls", action="store_true", help="also adapt on other images, to split the gain")
     evaluate.add_argument("--label", default="", help="the name of this variant in a report (default: the reference)")
@@ -99,9 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     compute_arguments(serve)
     serve.set_defaults(run=commands.serve_command)
 
-    corrupt = subparsers.add_parser("corrupt", help="write corrupted test images in the published -C layout")
+    corrupt = subparsers.add_parser("corrupt", help="write corrupted test images in a published layout")
     chosen_data_arguments(corrupt)
     corrupt.add_argument("--out", type=path, metavar="DIR", help="the directory to write; whole files in it are kept")
+    corrupt.add_argument("--format", choices=FORMATS, default=FORMATS[0], help=FORMAT_WORDS)
     corruption_arguments(corrupt, "all (the paper's), held-out, every (default)", "all five")
     corrupt.add_argument("--limit", type=positive, help="only this many images of the test split")
     corrupt.add_argument("--seed", type=count, default=0)
@@ -127,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ablations", nargs="+", action="extend", metavar="NAME", help=f"of {name_list(ABLATIONS)}, or all"
     )
     corruption_arguments(reproduce, TESTED, "5")
-    reproduce.add_argument("--corrupted", type=path, metavar="CDIR", help="images in the published -C layout")
+    reproduce.add_argument("--corrupted", type=path, metavar="CDIR", help="images in the layout of CIFAR-10-C")
     reproduce.add_argument("--limit", type=count, help="test images (default: 50 digits, all of CIFAR)")
     reproduce.add_argument(
         "--sweep-limit", type=count, help="test images for sweeps (default: 25 digits, else --limit)"

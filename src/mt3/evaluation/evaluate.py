@@ -68,13 +68,13 @@ class _Job(NamedTuple):
 
 def _evaluate_missing(job: _Job, described: dict[str, Any], out: Path) -> None:
     """Evaluate the pieces that are not there, and write what all of them say."""
-    count: int = described["images"]
     sources = ([CLEAN] if described["clean"] else []) + job.protocol.sources
-    pieces = pieces_of(sources, count)
+    counts = {source: job.protocol.count(job.images, source) for source in sources}
+    pieces = pieces_of(counts)
     there = {piece: read_piece(job.folder, piece, job.model.num_classes) for piece in pieces}
     kept = {piece: results for piece, results in there.items() if results is not None}
     done = sum(piece.stop - piece.start for piece in kept)
-    with Progress("evaluate", count * len(sources), "images", done) as progress:
+    with Progress("evaluate", sum(counts.values()), "images", done) as progress:
         for piece in [piece for piece in pieces if piece not in kept]:
             kept[piece] = _predict_piece(job, piece)
             write_piece(job.folder, piece, kept[piece], described)
@@ -83,11 +83,15 @@ def _evaluate_missing(job: _Job, described: dict[str, Any], out: Path) -> None:
     if job.protocol.controls:
         for source in job.protocol.sources:
             rows[source]["clean_other"] = rows[CLEAN].pop(_clean_key(source))
-    labels = job.images.labels[:count]
-    arrays = {f"{name}-{severity}/{row}": p for (name, severity), r in rows.items() for row, p in r.items()}
-    write_npz(out.with_suffix(".npz"), arrays | {"labels": labels})
-    found = {source: facts(r, labels) for source, r in rows.items()}
-    entries = [{"name": s[0], "severity": s[1], "rows": found[s]} for s in job.protocol.sources]
+    labels = {source: job.images.labels_of(source)[:count] for source, count in counts.items()}
+    arrays: dict[str, Any] = {f"{_key(source)}/{row}": p for source, r in rows.items() for row, p in r.items()}
+    if job.images.shifted is None:
+        arrays["labels"] = next(iter(labels.values()))  # the same images under every corruption
+    else:
+        arrays |= {f"{_key(source)}/labels": some for source, some in labels.items()}
+    write_npz(out.with_suffix(".npz"), arrays)
+    found = {source: facts(r, labels[source]) for source, r in rows.items()}
+    entries = [{"name": s[0], "severity": s[1], "images": counts[s], "rows": found[s]} for s in job.protocol.sources]
     write_json(out, {"protocol": described, "clean": found.get(CLEAN), "corruptions": entries})
 
 
@@ -118,7 +122,12 @@ def _predict_piece(job: _Job, piece: Piece) -> Results:
 
 def _clean_key(source: Source) -> str:
     """Where the clean piece keeps a corruption's clean control."""
-    return f"clean_other/{source[0]}-{source[1]}"
+    return f"clean_other/{_key(source)}"
+
+
+def _key(source: Source) -> str:
+    """What the arrays of a source are called by."""
+    return f"{source[0]}-{source[1]}"
 
 
 def _join(parts: list[Results]) -> Results:

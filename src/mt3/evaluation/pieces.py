@@ -1,7 +1,7 @@
 """The pieces of an evaluation on disk: an interruption loses at most the one under way."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,13 +26,19 @@ class Piece(NamedTuple):
     stop: int
 
 
-def pieces_of(sources: Sequence[Source], count: int) -> list[Piece]:
-    """Images 0 to count split evenly into pieces, each with the same images for every source before the next images.
+def pieces_of(counts: Mapping[Source, int]) -> list[Piece]:
+    """The images of each source, from 0 to its count, split evenly into pieces, the first of every source before more.
 
-    No piece has a single image, unless count is 1: a control adapts on another one.
+    No piece has a single image, unless a count is 1 or counts differ: a control adapts on another one.
     """
-    edges = np.linspace(0, count, -(-count // PIECE) + 1).round().astype(int).tolist()
-    return [Piece(source, start, stop) for start, stop in pairwise(edges) for source in sources]
+    most = max(counts.values())
+    edges = np.linspace(0, most, -(-most // PIECE) + 1).round().astype(int).tolist()
+    return [
+        Piece(source, start, min(stop, count))
+        for start, stop in pairwise(edges)
+        for source, count in counts.items()
+        if start < count
+    ]
 
 
 def folder_of(out: Path) -> Path:

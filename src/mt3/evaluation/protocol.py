@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mt3 import corruptions
 from mt3.config.adaptation import Adaptation
-from mt3.data import CorruptedSet, Dataset
+from mt3.data import CorruptedSet, Dataset, ShiftedSet
 from mt3.models.classifier import MT3Model
 from mt3.models.store import tensors_hash
 from mt3.objectives.augment import SIDE
@@ -24,12 +24,12 @@ Source = tuple[str, int]  # corruption and severity
 
 @dataclass(frozen=True)
 class TestImages:
-    """The images to evaluate on: a data set's test split, corrupted on the fly or taken from a -C directory."""
+    """The images to evaluate on: a data set's test split, corrupted on the fly or taken from a directory."""
 
     __test__ = False  # not a test case, whatever its name says
 
     dataset: Dataset | None  # gives the clean images
-    corrupted: CorruptedSet | None = None  # None: corruptions are generated, each image seeded by its index
+    corrupted: CorruptedSet | ShiftedSet | None = None  # None: they are generated, each image seeded by its index
     seed: int = 0  # of the generated corruptions
     first: int = 0  # index of the first image; those before it are left out
 
@@ -38,7 +38,7 @@ class TestImages:
             raise InputError("Expected a data set or a directory of corrupted images, got neither.")
         if len(self.labels) < 1:
             raise InputError(f"Expected the first image to be one of the test images, got {self.first}; lower --first.")
-        if self.dataset is None or self.corrupted is None:
+        if self.dataset is None or not isinstance(self.corrupted, CorruptedSet):
             return
         if not np.array_equal(self.dataset.test_labels[: self.corrupted.images], self.corrupted.labels):
             raise InputError(
@@ -47,20 +47,37 @@ class TestImages:
             )
 
     @property
-    def labels(self) -> NDArray[np.int64]:
-        every = self.corrupted.labels if self.corrupted is not None else self._clean.test_labels
-        return every[self.first :]
+    def shifted(self) -> ShiftedSet | None:
+        """The images of a directory that are not the data set's, but sets of their own."""
+        return self.corrupted if isinstance(self.corrupted, ShiftedSet) else None
 
-    def origin(self, sources: list[Source], count: int) -> dict[str, Any]:
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Of the clean images or, without these, of the shift that has the most."""
+        if self.corrupted is None or (self.shifted is not None and self.dataset is not None):
+            return self._clean.test_labels[self.first :]
+        return self.corrupted.labels[self.first :]
+
+    def labels_of(self, source: Source) -> NDArray[np.int64]:
+        if self.shifted is None or source == CLEAN:
+            return self.labels
+        return self.shifted.found[source].labels[self.first :]
+
+    def origin(self, sources: list[Source], counts: list[int]) -> dict[str, Any]:
         """Where the corrupted images come from, for the protocol; those of a directory are known by their bytes."""
         if self.corrupted is None:
             size = self._clean.size
             told = {} if size == SIDE else {"parameter_set": corruptions.parameter_set(size)}
             return {"kind": "generated", "version": __version__, "seed": self.seed, **told}
         digest = hashlib.blake2b(digest_size=16)
-        for source in sources:
+        for source, count in zip(sources, counts, strict=True):
             digest.update(np.ascontiguousarray(self.corrupted.images_of(*source)[self.first :][:count]).data)
-        return {"kind": "directory", "name": self.corrupted.directory.resolve().name, "hash": digest.hexdigest()}
+            if self.shifted is not None:
+                digest.update(np.ascontiguousarray(self.labels_of(source)[:count]).data)
+        known = {"name": self.corrupted.directory.resolve().name, "hash": digest.hexdigest()}
+        if self.shifted is None:
+            return {"kind": "directory", **known}
+        return {"kind": "shifts", **known, "paired": self.shifted.paired, "images": [min(counts), max(counts)]}
 
     def take(self, source: Source, start: int, stop: int) -> NDArray[np.uint8]:
         """Images start..stop-1 (N, H, H, 3), counted from `first`, under a corruption and severity, or clean."""
@@ -94,18 +111,23 @@ class Protocol:
     def sources(self) -> list[Source]:
         return [(name, severity) for severity in self.severities for name in self.corruptions]
 
-    def count(self, images: TestImages) -> int:
-        """Images under each corruption."""
-        return len(images.labels) if self.limit is None else min(self.limit, len(images.labels))
+    def count(self, images: TestImages, source: Source = CLEAN) -> int:
+        """Images under a corruption; the clean ones are as many, but for shifts."""
+        return len(images.labels_of(source)[: self.limit])
 
 
 def describe(protocol: Protocol, model: MT3Model, images: TestImages) -> dict[str, Any]:
     """The protocol as a result file keeps it; refuses what cannot be evaluated."""
     count, adaptation = protocol.count(images), protocol.adaptation
-    if count < 1:
+    if protocol.limit is not None and protocol.limit < 1:
         raise InputError(f"Expected at least one image to evaluate, got a limit of {protocol.limit}.")
+    counts = [protocol.count(images, source) for source in protocol.sources]
+    if min(counts, default=count) < 1:
+        raise InputError(f"Some shift has no image from number {images.first} on; lower --first, or leave it out.")
     if protocol.controls and adaptation is None:
         raise InputError("Controls compare adapted models, but nothing is adapted here; drop --controls.")
+    if protocol.controls and images.shifted is not None:
+        raise InputError("Controls need the same images with and without a corruption, not shifts; drop --controls.")
     if protocol.controls and images.dataset is None:
         raise InputError("The clean control needs the clean test images; give --data-dir, or drop --controls.")
     if protocol.controls and count < 2:
@@ -116,7 +138,7 @@ def describe(protocol: Protocol, model: MT3Model, images: TestImages) -> dict[st
         "sweep": protocol.sweep,
         "data": images.dataset.name if images.dataset is not None else (protocol.run or {}).get("data"),
         "split": "test",
-        "source": images.origin(protocol.sources, count),
+        "source": images.origin(protocol.sources, counts),
         "corruptions": list(protocol.corruptions),
         "severities": sorted(set(protocol.severities)),
         "images": count,

@@ -172,15 +172,12 @@ class Evaluation:
     @cached_property
     def _found(self) -> dict[tuple[str, int], dict[str, Answers]]:
         """The rows of each corruption and severity."""
-        entries = {(e["name"], e["severity"]): e["rows"] for e in self.value["corruptions"]}
+        count = self.protocol["images"]
+        entries = {(e["name"], e["severity"]): (e["rows"], e.get("images", count)) for e in self.value["corruptions"]}
         entries = {(name, s): entries[name, s] for name in self.corruptions for s in self.severities}
         if self.value["clean"] is not None:
-            entries["", CLEAN] = self.value["clean"]
-        return {key: {row: self._unpack(f) for row, f in rows.items()} for key, rows in entries.items()}
-
-    def _unpack(self, facts: dict[str, Any]) -> Answers:
-        correct = statistics.unpack_correct(facts["correct"], self.protocol["images"])
-        return Answers(correct, float(facts["nll"]), float(facts["calibration_error"]))
+            entries["", CLEAN] = self.value["clean"], count
+        return {key: {row: _unpack(f, n) for row, f in rows.items()} for key, (rows, n) in entries.items()}
 
     def _select(self, corruption: str | None, severity: int | None) -> list[dict[str, Answers]]:
         return [
@@ -210,13 +207,25 @@ class Evaluation:
         return self.mean("accuracy", row, corruption, severity)
 
     def correct(self, row: str, corruption: str | None = None, severity: int | None = None) -> Correct:
-        """Which answers were right: (corruptions and severities, images)."""
+        """Which answers were right: (corruptions and severities, images), where all have the same images."""
         return np.stack([a.correct for a in self.answers(row, corruption, severity)])
+
+    def per_image(self, row: str, corruption: str | None = None, severity: int | None = None) -> NDArray[np.float64]:
+        """The share of right answers to each image, (images,), whose mean is the mean over corruptions.
+
+        The same image under several corruptions is one. Where shifts have images of their own, all of them stand here,
+        and each counts as many times as makes the shifts weigh the same.
+        """
+        found = [a.correct for a in self.answers(row, corruption, severity)]
+        if self.protocol["source"].get("paired", True) and len({len(correct) for correct in found}) == 1:
+            return np.asarray(np.mean(found, axis=0, dtype=np.float64))
+        mean = sum(map(len, found)) / len(found)
+        return np.concatenate([correct * (mean / len(correct)) for correct in found])
 
     def gain(self, name: str = "gain", corruption: str | None = None, severity: int | None = None) -> Difference:
         """The paired difference of two rows, as `GAINS` names them, with its interval over images."""
-        high, low = (self.correct(row, corruption, severity) for row in GAINS[name])
-        return statistics.paired_gain(high, low)
+        high, low = (self.per_image(row, corruption, severity) for row in GAINS[name])
+        return statistics.paired_interval(100.0 * (high - low))
 
     def each(self) -> Iterator[tuple[str, int, str, Answers]]:
         """Corruption, severity and row, and what was answered; clean images are of no corruption."""
@@ -233,8 +242,15 @@ class Evaluation:
 
     def fixed_and_broken(self, severity: int | None = None) -> tuple[int, int]:
         """How many answers adapting put right, and how many it put wrong."""
-        after, before = (self.correct(row, None, severity) for row in ("after", "before"))
+        after, before = (
+            np.concatenate([a.correct for a in self.answers(row, None, severity)]) for row in ("after", "before")
+        )
         return int((after & ~before).sum()), int((before & ~after).sum())
+
+
+def _unpack(facts: dict[str, Any], images: int) -> Answers:
+    correct = statistics.unpack_correct(facts["correct"], images)
+    return Answers(correct, float(facts["nll"]), float(facts["calibration_error"]))
 
 
 def read_evaluation(path: Path) -> Evaluation:
@@ -321,6 +337,7 @@ def _check_facts(evaluation: Evaluation) -> None:
     wanted = sorted((name, severity) for name in protocol["corruptions"] for severity in protocol["severities"])
     if wanted != sorted((entry["name"], entry["severity"]) for entry in value["corruptions"]):
         raise ValueError("its corruptions are not those of its protocol")
+    _check_shape(protocol["source"].get("images", [1]), [1], "images")
     if protocol["images"] < 1 or not evaluation._found:
         raise ValueError("no images")
     for rows in evaluation._found.values():
