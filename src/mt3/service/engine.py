@@ -71,13 +71,19 @@ class Engine:
         if adaptation.carry == "stream":
             raise InputError("This method answers along a stream, not for single images; begin one with POST /streams.")
         Adapter(self.model, adaptation)  # refuses what does not go with the model
+        return self._within_limits(adaptation)
+
+    def _within_limits(self, adaptation: Adaptation) -> Adaptation:
+        """Refuse a method whose own steps or views are too many; what the model was trained for may be."""
+        for name, most in (("steps", self.limits.max_steps), ("views", self.limits.max_views)):
+            check_number(name, getattr(adaptation, name), 0, max(most, getattr(self.model.adaptation, name)))
         return adaptation
 
     def begin_stream(self, options: Any) -> tuple[str, Adaptation]:
         """A new stream's id, and how it adapts: with a guard, unless the options say otherwise."""
         fields = {"reset": "guard"} | check_options(options, self.limits, STREAM_OPTIONS) | {"carry": "stream"}
         adapter = Adapter(self.model, fields.pop("method", None), **fields)
-        return self.sessions.begin(adapter), adapter.adaptation
+        return self.sessions.begin(adapter), self._within_limits(adapter.adaptation)
 
     async def predict_next(self, stream: str, uploads: Sequence[Upload]) -> list[dict[str, Any]]:
         """Answers to the next images of a stream."""
