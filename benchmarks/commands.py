@@ -22,6 +22,7 @@ SIZES: dict[str, Sizes] = {
         "depth": (26, "layers, 6n+2"),
     },
     "adapt": {"views": (32, "K_T"), "images": (4, "in a call"), **NETWORK},
+    "methods": {"images": (16, "in a call")},
     "augment": {"images": (32, "in a call, two views of each")},
     "corruptions": {
         "images": (128, "test images in a call"),
@@ -29,6 +30,7 @@ SIZES: dict[str, Sizes] = {
         "pixels": (32, "of a side, to which they are scaled"),
     },
     "all": {},
+    "service": {"images": (30, "a request each")},
 }
 ROUNDS = {"augment": 15}
 USUAL_ROUNDS = 5
@@ -45,6 +47,8 @@ def make_parser() -> argparse.ArgumentParser:
             parser.add_argument(option, type=count, default=default, help=f"{what} (default: {default})")
         if name in ("meta-step", "adapt"):
             parser.add_argument("--scaling", action="store_true", help="also how time and memory grow")
+        if name == "methods":
+            parser.add_argument("--model", type=path, default=path("cifar10-cpu"), help="a run or a saved model")
         if name == "corruptions":
             chosen_data_arguments(parser)
         else:  # these are on one core
@@ -79,6 +83,14 @@ def _network(name: str, args: argparse.Namespace) -> None:
     _show(args, file.summary, file.bench(setting, args.rounds, *scaling))
 
 
+def _methods(args: argparse.Namespace) -> None:
+    from benchmarks.methods import bench_methods, methods_summary
+    from mt3.models.store import load
+
+    device = set_up(args)
+    _show(args, methods_summary, bench_methods(load(args.model).to(device), args.images, args.rounds))
+
+
 def _augment(args: argparse.Namespace) -> None:
     from benchmarks.augment import augment_summary, bench_augment
 
@@ -91,6 +103,13 @@ def _corruptions(args: argparse.Namespace) -> None:
 
     data = load_data(args)
     _show(args, corruptions_summary, bench_corruptions(data, args.images, args.severity, args.rounds, args.pixels))
+
+
+def _service(args: argparse.Namespace) -> None:
+    from benchmarks.service import bench_service, service_summary
+
+    set_up(args)
+    _show(args, service_summary, bench_service(args.images, args.rounds))
 
 
 def _all(args: argparse.Namespace) -> None:
@@ -116,7 +135,9 @@ def _show(args: argparse.Namespace, summary: Callable[[dict[str, Any]], str], re
 
 RUN: dict[str, Run] = {
     **{name: partial(_network, name) for name in ("meta-step", "batch-step", "adapt")},
+    "methods": _methods,
     "augment": _augment,
     "corruptions": _corruptions,
     "all": _all,
+    "service": _service,
 }

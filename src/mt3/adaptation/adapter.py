@@ -113,6 +113,8 @@ class Adapter(nn.Module):
         images = self._check(images)
         if self.stream is not None:
             return self.stream(images)
+        if self.adaptation.rule == "average" and self.adaptation.gate == 1:
+            return as_logits(self._average(images))
         if self.adaptation.gate == 1:
             return self._answer(images, images[:, None]).logits[:, 0]
         logits = self.unadapted(images)
