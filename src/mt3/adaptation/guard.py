@@ -38,9 +38,8 @@ class Guard:
         self._begin()
 
     def _begin(self) -> None:
-        self.sums: Tensor | None = (
-            None  # of both models: shares of the classes, entropies, objectives and their weights
-        )
+        # of both models, weighted: the shares of the classes, the entropy, its weight, the objective, its weight
+        self.sums: Tensor | None = None
         self.since = self.calm = 0  # images since the last good state, and without a return
 
     def check(self, watched: Watched, params: Params) -> bool:
@@ -48,6 +47,8 @@ class Guard:
         count = len(watched.logits)
         resting = self.left > 0
         self.left = max(0, self.left - count)
+        if not params or not watched.reference.isfinite().all():  # nothing to go back from, or to compare with
+            return True
         finite = torch.stack([t.isfinite().all() for t in (watched.logits, *params.values())]).all()
         if not finite or self._fails(watched):
             return False

@@ -134,7 +134,7 @@ class Stream:
         assert self.guard is not None
         reference, losses = self._logits({}, images, 0.0), None
         if self.guard.left:
-            logits = self._logits(self.params, images)
+            logits = self._logits(self.params, images) if self.params else reference
         else:
             logits, loss, views = self._step(images)
             losses = (loss, self._own_loss(views, reference))
