@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint bench methods results clean
+.PHONY: demo test test-slow lint bench load methods results clean
 
 demo: $(READY)
 	$(BIN)/mt3 demo
@@ -28,6 +28,9 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks all --json bench.json
 
+# five minutes of twice what a server can answer, with broken uploads among it; on this machine alone
+load: $(READY)
+	$(BIN)/python -m benchmarks.load --seconds 300
 # every test-time method on the shipped models, per image and along four streams, tuned on what is not reported; killed, it goes on
 DATA ?= data
 METHODS_OUT ?= results/methods

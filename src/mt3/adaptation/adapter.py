@@ -146,7 +146,7 @@ class Adapter(nn.Module):
         """As `answer`, without a gate."""
         if self.adaptation.rule == "average":
             others_too = torch.cat([images[:, None], others], dim=1).flatten(0, 1)
-            average = self._average(others_too).view(len(images), -1, self.model.num_classes)
+            average = self._average(others_too).view(len(images), 1 + others.shape[1], self.model.num_classes)
             return Answers(as_logits(average[:, 1:]), average[:, 0])
 
         def answer(adapted: Adapted, rows: slice) -> Answers:

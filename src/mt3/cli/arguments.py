@@ -16,6 +16,7 @@ from mt3.config.streams import STREAMS
 from mt3.config.words import GIVEN, describe_fields
 from mt3.data import DATASETS, Dataset, load_dataset
 from mt3.data.folder import KIND, SIZE, folder_name
+from mt3.service.limits import Limits
 from mt3.support.errors import WORD, InputError, name_list, one_of, shown, suggest
 
 ADAPTATION = {field.name: field for field in fields(Adaptation)}
@@ -152,6 +153,16 @@ def method_arguments(parser: argparse.ArgumentParser, several: bool = False) -> 
     parser.add_argument("--method", **many, **usual, metavar="NAME", help=told)
     told = f"keep the steps along a stream: {name_list(STREAMS)} (default: each image by itself)"
     parser.add_argument("--stream", **many, choices=list(STREAMS), metavar="STREAM", help=told)
+
+
+def limit_arguments(parser: argparse.ArgumentParser) -> None:
+    """A flag for each limit of a server."""
+    for each in fields(Limits):
+        kind = positive if isinstance(each.default, int) else number
+        words = f"{each.metadata['words']} (default: {each.default:g})"
+        parser.add_argument(
+            f"--{each.name.replace('_', '-')}", type=kind, default=each.default, metavar="N", help=words
+        )
 
 
 def compute_arguments(parser: argparse.ArgumentParser) -> None:

@@ -146,9 +146,10 @@ def do_job(study: Study, name: str, shard: Shard | None) -> str:
 def _do_training(study: Study, training: Training) -> str:
     trainings = plan_trainings(study)
     starts = [start for other in trainings for start in starts_of(other)]
-    there = [s for s in starts if s.config == training.config and steps_done(s.config, s.folder) is None]
-    if training in starts and there:  # perhaps elsewhere: of a run that is no longer among those asked for
-        return f"{there[0].folder} is trained"
+    same = [start for start in starts if start.config == training.config] if training in starts else [training]
+    there = [one.folder for one in same if steps_done(one.config, one.folder) is None]
+    if there:  # a start perhaps elsewhere, by a study with other methods
+        return f"{there[0]} is trained"
     train_run(study, trainings, training)
     return f"{training.folder} is trained"
 
