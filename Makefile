@@ -49,8 +49,7 @@ methods: $(READY)
 	  done; \
 	  $(EVALUATE) --method t3a lame $(ALONG) --out $$out/online; \
 	  $(BIN)/python -m benchmarks methods --model $$model --json $$out/bench.json; \
-	done
-	$(BIN)/mt3 report $(METHODS_OUT) --out $(METHODS_OUT)/report
+	done; $(BIN)/mt3 report $(METHODS_OUT) --out $(METHODS_OUT)/report
 
 # RESULTS.md and the pages in results/, from the files there
 results: $(READY)
