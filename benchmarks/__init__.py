@@ -8,6 +8,7 @@ BENCHMARKS = {  # what `make bench` can measure
     "meta-step": "one step of meta-training",
     "batch-step": "one step of supervised and of joint training",
     "adapt": "adapting to single images",
+    "methods": "every test-time method beside the plain forward pass",
     "augment": "the views of augmentation A",
     "corruptions": "the time of every corruption, on one core",
     "all": "all of these, as one JSON file",

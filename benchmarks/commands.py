@@ -22,6 +22,7 @@ SIZES: dict[str, Sizes] = {
         "depth": (26, "layers, 6n+2"),
     },
     "adapt": {"views": (32, "K_T"), "images": (4, "in a call"), **NETWORK},
+    "methods": {"images": (16, "in a call")},
     "augment": {"images": (32, "in a call, two views of each")},
     "corruptions": {
         "images": (128, "test images in a call"),
@@ -46,6 +47,8 @@ def make_parser() -> argparse.ArgumentParser:
             parser.add_argument(option, type=count, default=default, help=f"{what} (default: {default})")
         if name in ("meta-step", "adapt"):
             parser.add_argument("--scaling", action="store_true", help="also how time and memory grow")
+        if name == "methods":
+            parser.add_argument("--model", type=path, default=path("cifar10-cpu"), help="a run or a saved model")
         if name == "corruptions":
             chosen_data_arguments(parser)
         else:  # these are on one core
@@ -78,6 +81,14 @@ def _network(name: str, args: argparse.Namespace) -> None:
     setting = file.Setting(**{field: getattr(args, field) for field in SIZES[name]})
     scaling = (args.scaling,) if "scaling" in args else ()
     _show(args, file.summary, file.bench(setting, args.rounds, *scaling))
+
+
+def _methods(args: argparse.Namespace) -> None:
+    from benchmarks.methods import bench_methods, methods_summary
+    from mt3.models.store import load
+
+    device = set_up(args)
+    _show(args, methods_summary, bench_methods(load(args.model).to(device), args.images, args.rounds))
 
 
 def _augment(args: argparse.Namespace) -> None:
@@ -124,6 +135,7 @@ def _show(args: argparse.Namespace, summary: Callable[[dict[str, Any]], str], re
 
 RUN: dict[str, Run] = {
     **{name: partial(_network, name) for name in ("meta-step", "batch-step", "adapt")},
+    "methods": _methods,
     "augment": _augment,
     "corruptions": _corruptions,
     "all": _all,

@@ -6,8 +6,11 @@ from typing import Any
 from benchmarks import adapt, batch_step, meta_step
 from benchmarks.augment import augment_summary, bench_augment
 from benchmarks.corruptions import bench_corruptions, corruptions_summary
+from benchmarks.methods import bench_methods, methods_summary
 from mt3.data import load_digits
+from mt3.models.store import load
 
+SHIPPED, METHOD_IMAGES = "cifar10-cpu", 16
 META_STEPS = (meta_step.Setting(), meta_step.Setting(width=8, depth=8))  # the first one with its growth
 BATCHES = (batch_step.Setting(), batch_step.Setting(width=32))
 ADAPTATIONS = (adapt.Setting(), adapt.Setting(width=8, depth=8, images=256))
@@ -16,6 +19,7 @@ SUMMARIES: dict[str, Callable[[dict[str, Any]], str]] = {
     "meta-step": meta_step.summary,
     "batch-step": batch_step.summary,
     "adapt": adapt.summary,
+    "methods": methods_summary,
     "augment": augment_summary,
     "corruptions": corruptions_summary,
 }
@@ -29,6 +33,7 @@ def bench_all(rounds: int = 5, scaling: bool = True) -> Iterator[dict[str, Any]]
         yield batch_step.bench(batch, rounds)
     for number, adaptation in enumerate(ADAPTATIONS):
         yield adapt.bench(adaptation, rounds, scaling and number == 0)
+    yield bench_methods(load(SHIPPED), METHOD_IMAGES, rounds)
     yield bench_augment(rounds=rounds)
     yield bench_corruptions(load_digits(), rounds=rounds)
 

@@ -12,8 +12,10 @@ import mt3
 from evaluating import ask, make_model
 from mt3.corruptions.write import write_folders
 from mt3.data import Asked, Dataset, ShiftedSet, open_shifts
+from mt3.evaluation.evaluate import evaluate, evaluate_shard
 from mt3.evaluation.predict import as_tensor
-from mt3.evaluation.protocol import TestImages
+from mt3.evaluation.protocol import Protocol, TestImages
+from mt3.evaluation.shards import Shard
 from mt3.reporting.summary import evaluation_summary
 from mt3.support.errors import InputError
 
@@ -35,7 +37,8 @@ def test_sets_of_their_own_are_answered_image_by_image(places, digits, tmp_path)
     names, model = tuple(places.names()), make_model()
     got = ask(tmp_path / "r.json", TestImages(digits, places), corruptions=names, severities=(1,), limit=5)
     assert got.protocol["source"] | {"hash": ""} == {
-        "kind": "shifts", "name": "places", "hash": "", "paired": False, "images": [3, 5]
+        "kind": "shifts", "name": "places", "hash": "", "paired": False, "images": [3, 5],
+        "counts": {"dawn-1": 3, "dusk-1": 5},
     }  # fmt: skip
     assert [(e["name"], e["images"]) for e in got.value["corruptions"]] == [("dawn", 3), ("dusk", 5)]
     assert (got.protocol["images"], got.protocol["data"]) == (5, "digits")  # of the clean ones
@@ -62,6 +65,17 @@ def test_sets_of_their_own_are_answered_image_by_image(places, digits, tmp_path)
     assert {r["images"] for r in mt3.results.show.records(got)} == {3, 5}
     again = ask(tmp_path / "r.json", TestImages(digits, places), corruptions=names, severities=(1,), limit=5)
     assert again.value == got.value
+
+
+def test_shards_of_sets_of_their_own(places, digits, tmp_path):
+    """Each has its own labels, and pieces as its images need."""
+    model, images = make_model(), TestImages(digits, places)
+    asked = Protocol(tuple(places.names()), (1,), 5, adaptation=model.adaptation)
+    wrote = [evaluate_shard(model, images, asked, tmp_path / "r.json", Shard(i, 2)) for i in (1, 0)]
+    assert wrote == [False, True]
+    evaluate(model, images, asked, tmp_path / "s.json")
+    for end in ("json", "npz"):
+        assert (tmp_path / f"r.{end}").read_bytes() == (tmp_path / f"s.{end}").read_bytes()
 
 
 def test_shifts_need_no_clean_images(places, tmp_path):

@@ -55,9 +55,15 @@ def reproduce(study: Study, dry_run: bool = False) -> None:
         parts = make_parts(study, trainings)
         print(plan_text(study, parts), flush=True)
         _do_parts(study, trainings, [part for part in parts if part.share < 1])
-        published = published_table(study.dataset.name) is not None and study.preset != "demo"
-        table, files, notes = write_report([study.out], study.out / "report", published, root=study.out)
-    print("\n".join(["", *notes, table, "", f"wrote {name_list(f.name for f in files)} in {study.out / 'report'}"]))
+        told = write_study_report(study)
+    print(told)
+
+
+def write_study_report(study: Study) -> str:
+    """Report on all that is in the study's directory; returns what to print."""
+    published = published_table(study.dataset.name) is not None and study.preset != "demo"
+    table, files, notes = write_report([study.out], study.out / "report", published, root=study.out)
+    return "\n".join(["", *notes, table, "", f"wrote {name_list(f.name for f in files)} in {study.out / 'report'}"])
 
 
 def _do_parts(study: Study, trainings: Sequence[Training], todo: Sequence[Part]) -> None:

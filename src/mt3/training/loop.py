@@ -21,7 +21,7 @@ from mt3.data.dataset import Images
 from mt3.models.classifier import MT3Model
 from mt3.models.store import read_run, save_checkpoint, save_model
 from mt3.support.errors import InputError
-from mt3.support.files import METRICS_FILE, RUN_FILE, write_json
+from mt3.support.files import METRICS_FILE, PROGRESS_FILE, RUN_FILE, write_json
 from mt3.support.precision import choose_precision
 from mt3.support.progress import Progress
 from mt3.support.signals import Stop, Stopped, stop_on_signals
@@ -184,7 +184,7 @@ def _train_link(
     try:
         with (
             open(out / METRICS_FILE, "a", encoding="utf-8") as metrics_file,
-            Progress(f"train {config.method}", last_step, "steps", start) as progress,
+            Progress(f"train {config.method}", last_step, "steps", start, file=out / PROGRESS_FILE) as progress,
         ):
             while step < last_step and stop.number is None:
                 log = (step + 1) % options.log_every == 0
