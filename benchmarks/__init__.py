@@ -11,4 +11,5 @@ BENCHMARKS = {  # what `make bench` can measure
     "augment": "the views of augmentation A",
     "corruptions": "the time of every corruption, on one core",
     "all": "all of these, as one JSON file",
+    "service": "the HTTP service, asked by many at a time (needs the extra serve; not in `all`)",
 }

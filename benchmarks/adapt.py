@@ -12,7 +12,8 @@ from benchmarks.floor import MATRIX, adapt_flops, alternate_with_floor, layer_fl
 from benchmarks.growth import measure_growth
 from benchmarks.timing import OURS, compared, spread
 from benchmarks.words import comparison_words
-from mt3.adaptation.adapter import Adapter, image_generator
+from mt3.adaptation.adapter import Adapter
+from mt3.adaptation.views import image_generator
 from mt3.config.adaptation import Adaptation
 from mt3.models.classifier import MT3Model
 from mt3.objectives.augment import as_float, seeded_generator

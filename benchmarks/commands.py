@@ -29,6 +29,7 @@ SIZES: dict[str, Sizes] = {
         "pixels": (32, "of a side, to which they are scaled"),
     },
     "all": {},
+    "service": {"images": (30, "a request each")},
 }
 ROUNDS = {"augment": 15}
 USUAL_ROUNDS = 5
@@ -93,6 +94,13 @@ def _corruptions(args: argparse.Namespace) -> None:
     _show(args, corruptions_summary, bench_corruptions(data, args.images, args.severity, args.rounds, args.pixels))
 
 
+def _service(args: argparse.Namespace) -> None:
+    from benchmarks.service import bench_service, service_summary
+
+    set_up(args)
+    _show(args, service_summary, bench_service(args.images, args.rounds))
+
+
 def _all(args: argparse.Namespace) -> None:
     from benchmarks.everything import bench_all, summary
 
@@ -119,4 +127,5 @@ RUN: dict[str, Run] = {
     "augment": _augment,
     "corruptions": _corruptions,
     "all": _all,
+    "service": _service,
 }

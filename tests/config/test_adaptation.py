@@ -21,6 +21,15 @@ def test_the_defaults_are_the_papers():
         "layers": "all",
         "gate": 1.0,
         "variant": "paper",
+        "momentum": 0.0,
+        "carry": "image",
+        "batch": 1,
+        "answer": "after",
+        "reset": "never",
+        "statistics": 0.0,
+        "radius": 0.0,
+        "rule": "step",
+        "support": 100,
     }
     assert (Adaptation().fresh_views, Adaptation().clip_each) == (True, False)
     assert (Adaptation(variant="official").fresh_views, Adaptation(variant="official").clip_each) == (False, True)

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +13,7 @@ from mt3.config.config import FIELDS, preset_names
 from mt3.config.words import GIVEN
 from mt3.data import DATASETS, Dataset, load_dataset
 from mt3.data.folder import KIND, SIZE, folder_name
+from mt3.service.limits import Limits
 from mt3.support.errors import WORD, InputError, name_list, one_of, shown, suggest
 
 
@@ -130,6 +132,16 @@ def adapt_arguments(parser: argparse.ArgumentParser) -> None:
         "--gate", type=number, metavar="P", help="do not adapt where the model is sure to probability P"
     )
     parser.add_argument("--seed", type=count, default=0, help="of the views")
+
+
+def limit_arguments(parser: argparse.ArgumentParser) -> None:
+    """A flag for each limit of a server."""
+    for each in fields(Limits):
+        kind = positive if isinstance(each.default, int) else number
+        words = f"{each.metadata['words']} (default: {each.default:g})"
+        parser.add_argument(
+            f"--{each.name.replace('_', '-')}", type=kind, default=each.default, metavar="N", help=words
+        )
 
 
 def compute_arguments(parser: argparse.ArgumentParser) -> None:

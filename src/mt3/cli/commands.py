@@ -15,6 +15,7 @@ from mt3.config.adaptation import FIELDS
 from mt3.config.config import make_config
 from mt3.config.methods import METHODS, get_method
 from mt3.data.folder import KIND, SIZE
+from mt3.service.limits import Limits
 from mt3.studies.ablations import resolve_ablations
 from mt3.support.errors import NAME, InputError, is_name, name_list, shown
 from mt3.support.files import read_text
@@ -204,6 +205,20 @@ def predict_command(args: argparse.Namespace) -> None:
         else:
             line += f", {shown(after['class'])} {100 * after['probability']:.1f} % after adapting"
         print(line)
+
+
+def serve_command(args: argparse.Namespace) -> None:
+    limits = Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
+    from mt3.models.store import load
+
+    try:
+        from mt3.service.server import serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "uvicorn", "multipart", "python_multipart", "starlette"):
+            raise
+        raise InputError(f"Serving needs {error.name}; install the extra, `pip install 'mt3[serve]'`.") from None
+    model = load(args.model).to(set_up(args))
+    serve(model, args.model.name, args.host, args.port, limits)
 
 
 def corrupt_command(args: argparse.Namespace) -> None:

@@ -1,5 +1,4 @@
-"""The command line: train | evaluate | merge | predict | corrupt | reproduce | report |
-status | demo.
+"""The command line: train | evaluate | merge | predict | serve | corrupt | reproduce | report | status | demo.
 
 `mt3.cli.commands` has what each of them does; torch is imported where needed.
 """
@@ -20,6 +19,7 @@ from mt3.cli.arguments import (
     corruption_arguments,
     count,
     data_arguments,
+    limit_arguments,
     path,
     positive,
     settle_data,
@@ -28,6 +28,7 @@ from mt3.cli.arguments import (
 )
 from mt3.config.methods import METHODS
 from mt3.config.words import field_help
+from mt3.service import DEFAULT_MODEL
 from mt3.studies.ablations import ABLATIONS
 from mt3.support.errors import WORD, InputError, name_list, shown
 from mt3.support.signals import Stopped, stop_on_signals
@@ -98,6 +99,15 @@ def _parser() -> argparse.ArgumentParser:
     adapt_arguments(predict)
     compute_arguments(predict)
     predict.set_defaults(run=commands.predict_command, unadapted=False, controls=False)
+
+    serve = subparsers.add_parser("serve", help="a page to try it on, and an HTTP service (an extra)")
+    told = f"a run, a saved model, or a shipped model's name (default: {DEFAULT_MODEL})"
+    serve.add_argument("model", type=path, nargs="?", default=Path(DEFAULT_MODEL), metavar="MODEL", help=told)
+    serve.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: this machine alone)")
+    serve.add_argument("--port", type=count, default=8000, help="0: any that is free (default: 8000)")
+    limit_arguments(serve)
+    compute_arguments(serve)
+    serve.set_defaults(run=commands.serve_command)
 
     corrupt = subparsers.add_parser("corrupt", help="write corrupted test images in a published layout")
     chosen_data_arguments(corrupt)

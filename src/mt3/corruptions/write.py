@@ -204,12 +204,12 @@ def _missing(job: _Job) -> list[tuple[int, int]]:
 
 def _write_photos(job: _Job) -> None:
     missing = _missing(job)
+    for leftover in job.path.glob("*/*/.*.png.????????.tmp"):  # of a process that was killed
+        leftover.unlink(missing_ok=True)
     with Progress(f"corrupt {job.name}", job.shape[0], "images", job.shape[0] - len(missing)) as progress:
         for severity, index in missing:
             image = job.images[index : index + 1]
             (corrupted,) = apply(image, job.name, severity, job.protocol["seed"], first_index=index)
-            path = job.photo(severity, index)
-            remove_leftovers(path)
-            with atomic_path(path) as temporary:
+            with atomic_path(job.photo(severity, index)) as temporary:
                 Image.fromarray(corrupted).save(temporary, "PNG")
             progress.advance()

@@ -12,6 +12,7 @@ from mt3.data.dataset import DATASETS, Dataset
 from mt3.data.digits import load_digits
 from mt3.data.download import fetch
 from mt3.data.folder import KIND, SIZE, load_folder
+from mt3.data.image_files import read_image
 from mt3.data.photos import load_photos
 from mt3.data.shifts import Asked, ShiftedSet, open_shifts
 from mt3.support.errors import InputError, one_of
@@ -36,6 +37,7 @@ __all__ = [
     "load_photos",
     "open_corrupted",
     "open_shifts",
+    "read_image",
 ]
 
 EMBEDDED = {"digits": load_digits, "photos": load_photos}

@@ -126,8 +126,8 @@ def accuracy_table(rows: Sequence[Row], severity: int, published: bool) -> Table
 
 def image_range(protocol: dict[str, Any]) -> tuple[int, int]:
     """The fewest and the most images under a corruption; shifts of one's own may differ in their number."""
-    fewest, most = protocol["source"].get("images", (protocol["images"], protocol["images"]))
-    return fewest, most
+    counts = protocol["source"].get("images") or [protocol["images"]]
+    return min(counts), max(counts)
 
 
 def image_words(protocol: dict[str, Any]) -> str:

@@ -217,7 +217,7 @@ class Evaluation:
         and each counts as many times as makes the shifts weigh the same.
         """
         found = [a.correct for a in self.answers(row, corruption, severity)]
-        if self.protocol["source"].get("paired", True):
+        if self.protocol["source"].get("paired", True) and len({len(correct) for correct in found}) == 1:
             return np.asarray(np.mean(found, axis=0, dtype=np.float64))
         mean = sum(map(len, found)) / len(found)
         return np.concatenate([correct * (mean / len(correct)) for correct in found])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mt3.adaptation.adapter import stack_size
+from mt3.adaptation.memory import stack_size
 from mt3.adaptation.step import clip_gradients
 from mt3.config.config import Config, read_schedule
 from mt3.data import Dataset

@@ -2,7 +2,7 @@
 
 import torch
 
-from mt3.adaptation.adapter import stack_size
+from mt3.adaptation.memory import stack_size
 from mt3.config.config import Config
 from mt3.models.classifier import MT3Model
 from mt3.support.errors import InputError
