@@ -5,6 +5,7 @@ import torch
 from mt3.adaptation.adapter import machine_memory, stack_size
 from mt3.config.config import Config
 from mt3.models.classifier import MT3Model
+from mt3.support import ranks
 from mt3.support.errors import InputError
 from mt3.support.threads import count_threads
 
@@ -16,6 +17,9 @@ RECOMPUTED = 0.9  # of all of it, where the inner steps are computed again
 
 def step_memory(model: MT3Model, config: Config, size: int, task_size: int, order: str, recompute: bool) -> float:
     """Bytes that a step surely takes, for images of `size` pixels: that of a stack of tasks for each thread."""
+    tasks = -(-config.tasks // ranks.world())  # that a rank has
+    if config.training != "meta":
+        task_size = -(-task_size // ranks.world())
     views = task_size * _views_per_image(model)
     shown = model.objective is not None and model.objective.shows_images
     both = views if shown else task_size + views
@@ -27,8 +31,8 @@ def step_memory(model: MT3Model, config: Config, size: int, task_size: int, orde
             images = FIRST * max(views, outer)
         else:
             images = (SECOND * views * config.inner_steps + FIRST * outer) * (RECOMPUTED if recompute else 1)
-    stack = stack_size(model, config.tasks, 3 * task_size, size)
-    threads = count_threads(model, -(-config.tasks // stack))
+    stack = stack_size(model, tasks, 3 * task_size, size)
+    threads = count_threads(model, -(-tasks // stack))
     value = 2 if model.precision == "bfloat16" else model.dtype.itemsize
     return threads * stack * images * model.backbone.kept(size) * value
 
@@ -55,10 +59,10 @@ def check_step_memory(model: MT3Model, config: Config, size: int, recompute: boo
 
 
 def device_memory(device: torch.device) -> float:
-    """Bytes of memory that the machine has, or that are free on an accelerator that says so."""
+    """Bytes of memory that the machine has for each rank on it, or that are free on an accelerator that says so."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    return machine_memory() if device.type == "cpu" else float("inf")
+    return machine_memory() / ranks.neighbours() if device.type == "cpu" else float("inf")
 
 
 def _views_per_image(model: MT3Model) -> int:
