@@ -19,6 +19,7 @@ SIZES: dict[str, Sizes] = {
         "width": (16, "filters of the first stage"),
         "depth": (26, "layers, 6n+2"),
     },
+    "ranks": {"tasks": (4, "T"), "task_size": (8, "K"), **NETWORK},
     "adapt": {"views": (32, "K_T"), "images": (4, "in a call"), **NETWORK},
     "augment": {"images": (32, "in a call, two views of each")},
     "corruptions": {
@@ -28,7 +29,7 @@ SIZES: dict[str, Sizes] = {
     },
     "all": {},
 }
-ROUNDS = {"augment": 15}
+ROUNDS = {"augment": 15, "ranks": 20}
 USUAL_ROUNDS = 5
 
 
@@ -84,6 +85,14 @@ def _batch_step(args: argparse.Namespace) -> None:
     _show(args, batch_step_summary, bench_batch_step(setting, args.rounds))
 
 
+def _ranks(args: argparse.Namespace) -> None:
+    from benchmarks.meta_step import Setting
+    from benchmarks.ranks import bench_ranks, ranks_summary
+
+    setting = Setting(**{field: getattr(args, field) for field in SIZES["ranks"]})
+    _show(args, ranks_summary, bench_ranks(setting, args.rounds))
+
+
 def _adapt(args: argparse.Namespace) -> None:
     from benchmarks.adapt import Setting, adapt_summary, bench_adapt
 
@@ -130,6 +139,7 @@ def _show(args: argparse.Namespace, summary: Callable[[dict[str, Any]], str], re
 RUN: dict[str, Run] = {
     "meta-step": _meta_step,
     "batch-step": _batch_step,
+    "ranks": _ranks,
     "adapt": _adapt,
     "augment": _augment,
     "corruptions": _corruptions,

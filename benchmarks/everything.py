@@ -9,6 +9,7 @@ from benchmarks.augment import augment_summary, bench_augment
 from benchmarks.batch_step import batch_step_summary, bench_batch_step
 from benchmarks.corruptions import bench_corruptions, corruptions_summary
 from benchmarks.meta_step import bench_meta_step, meta_step_summary
+from benchmarks.ranks import bench_ranks, ranks_summary
 from mt3.data import load_digits
 
 META_STEPS = (meta_step.Setting(), meta_step.Setting(width=8, depth=8))  # the first one with its growth
@@ -18,6 +19,7 @@ ADAPTATIONS = (adapt.Setting(), adapt.Setting(width=8, depth=8, images=256))
 SUMMARIES: dict[str, Callable[[dict[str, Any]], str]] = {
     "meta-step": meta_step_summary,
     "batch-step": batch_step_summary,
+    "ranks": ranks_summary,
     "adapt": adapt_summary,
     "augment": augment_summary,
     "corruptions": corruptions_summary,
@@ -30,6 +32,7 @@ def bench_all(rounds: int = 5, scaling: bool = True) -> Iterator[dict[str, Any]]
         yield bench_meta_step(step, rounds, scaling and number == 0)
     for batch in BATCHES:
         yield bench_batch_step(batch, rounds)
+    yield bench_ranks(META_STEPS[1], rounds)
     for number, adaptation in enumerate(ADAPTATIONS):
         yield bench_adapt(adaptation, rounds, scaling and number == 0)
     yield bench_augment(rounds=rounds)
