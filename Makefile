@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint bench results clean
+.PHONY: demo test test-slow lint bench gpu-check results clean
 
 demo: $(READY)
 	$(BIN)/mt3 demo
@@ -27,6 +27,10 @@ lint: $(READY)
 # how fast it is beside its peers, as ratios within one run; `python -m benchmarks --help` has the parts
 bench: $(READY)
 	$(BIN)/python -m benchmarks all --json bench.json
+
+# what the first owner of a GPU runs: gpu-check.md is the page to send back
+gpu-check: $(READY)
+	$(BIN)/python -m benchmarks.gpu_check
 
 # RESULTS.md and the pages in results/, from the files there
 results: $(READY)

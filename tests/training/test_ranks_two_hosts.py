@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import rank_script
-from test_ranks import SCRIPT, difference, words
 
+import rank_script
 from mt3.models.store import read_run
+from rank_runs import SCRIPT, difference, words
 
 CARD = "mt3card"
 STEPS = 6
