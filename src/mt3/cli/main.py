@@ -33,6 +33,7 @@ from mt3.support.signals import Stopped, stop_on_signals
 from mt3.support.version import __version__
 
 TESTED = "all (the paper's; default), held-out, every, none"
+MANY = ("reproduce", "demo")  # start trainings of their own, so that torchrun has nothing to share out
 RESUMABLE = ("evaluate", "corrupt", "reproduce", "demo")  # `train` says how far it is, and needs --resume
 
 
@@ -164,6 +165,8 @@ def run_command(make_parser: Callable[[], argparse.ArgumentParser], argv: Sequen
             if extra:
                 args.parser.refuse(extra[0])
             command = args.command
+            if command in MANY and "TORCHELASTIC_RUN_ID" in os.environ:
+                raise InputError(f"torchrun is for one training, mt3 train; start mt3 {command} without it.")
             settle_data(args)
             args.run(args)
             sys.stdout.flush()  # a full disk under it is said below
