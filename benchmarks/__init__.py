@@ -9,7 +9,9 @@ BENCHMARKS = {  # what `make bench` can measure
     "batch-step": "one step of supervised and of joint training",
     "ranks": "steps under torchrun, on one and two ranks",
     "adapt": "adapting to single images",
+    "methods": "every test-time method beside the plain forward pass",
     "augment": "the views of augmentation A",
     "corruptions": "the time of every corruption, on one core",
     "all": "all of these, as one JSON file",
+    "service": "the HTTP service, asked by many at a time (needs the extra serve; not in `all`)",
 }

@@ -12,7 +12,8 @@ from benchmarks.floor import MATRIX, adapt_flops, alternate_with_floor, layer_fl
 from benchmarks.growth import measure_growth
 from benchmarks.timing import OURS, compared, spread
 from benchmarks.words import comparison_words
-from mt3.adaptation.adapter import Adapter, image_generator
+from mt3.adaptation.adapter import Adapter
+from mt3.adaptation.views import image_generator
 from mt3.config.adaptation import Adaptation
 from mt3.models.classifier import MT3Model
 from mt3.objectives.augment import as_float, seeded_generator
@@ -71,7 +72,7 @@ def peer_answer(setting: Setting, adapt: peers.Adapt) -> Callable[[], Tensor]:
     return lambda: torch.cat([answer(image) for image in images])
 
 
-def bench_adapt(setting: Setting, rounds: int = 5, scaling: bool = False) -> dict[str, Any]:
+def bench(setting: Setting, rounds: int = 5, scaling: bool = False) -> dict[str, Any]:
     """Seconds, ratios to the peers, share of the floor and peak memory; with `scaling` how they grow."""
     about = machine()
     found, absent = peers.load_peers(peers.ADAPT)
@@ -117,8 +118,8 @@ def _flops(setting: Setting) -> int:
     return setting.images * adapt_flops(prepare(setting)[0], setting.views)
 
 
-def adapt_summary(result: dict[str, Any]) -> str:
-    """The tables of `bench_adapt`."""
+def summary(result: dict[str, Any]) -> str:
+    """The tables of `bench`."""
     s = result["setting"]
     rate = result["candidates"][0]["images_per_second"]["median"]
     title = (

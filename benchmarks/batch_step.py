@@ -67,7 +67,7 @@ def batch_flops(model: MT3Model, joint: bool) -> int:
     return total
 
 
-def bench_batch_step(setting: Setting, rounds: int = 5) -> dict[str, Any]:
+def bench(setting: Setting, rounds: int = 5) -> dict[str, Any]:
     """Seconds, images a second, share of the floor, and times as long as a supervised step in float32."""
     about, calls, flops = machine(), {}, {}
     for method in METHODS:
@@ -91,8 +91,8 @@ def bench_batch_step(setting: Setting, rounds: int = 5) -> dict[str, Any]:
     return told | {"floor": floor, "candidates": entries, "machine": about}
 
 
-def batch_step_summary(result: dict[str, Any]) -> str:
-    """The table of `bench_batch_step`."""
+def summary(result: dict[str, Any]) -> str:
+    """The table of `bench`."""
     s = result["setting"]
     lines = tuple(
         Line(

@@ -2,6 +2,8 @@
 
 import argparse
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 from benchmarks import BENCHMARKS
@@ -21,6 +23,7 @@ SIZES: dict[str, Sizes] = {
     },
     "ranks": {"tasks": (4, "T"), "task_size": (8, "K"), **NETWORK},
     "adapt": {"views": (32, "K_T"), "images": (4, "in a call"), **NETWORK},
+    "methods": {"images": (16, "in a call")},
     "augment": {"images": (32, "in a call, two views of each")},
     "corruptions": {
         "images": (128, "test images in a call"),
@@ -28,6 +31,7 @@ SIZES: dict[str, Sizes] = {
         "pixels": (32, "of a side, to which they are scaled"),
     },
     "all": {},
+    "service": {"images": (30, "a request each")},
 }
 ROUNDS = {"augment": 15, "ranks": 20}
 USUAL_ROUNDS = 5
@@ -44,6 +48,8 @@ def make_parser() -> argparse.ArgumentParser:
             parser.add_argument(option, type=count, default=default, help=f"{what} (default: {default})")
         if name in ("meta-step", "adapt"):
             parser.add_argument("--scaling", action="store_true", help="also how time and memory grow")
+        if name == "methods":
+            parser.add_argument("--model", type=path, default=path("cifar10-cpu"), help="a run or a saved model")
         if name == "corruptions":
             chosen_data_arguments(parser)
         else:  # these are on one core
@@ -69,20 +75,21 @@ def _checked(
     return checked
 
 
-def _meta_step(args: argparse.Namespace) -> None:
-    from benchmarks.meta_step import Setting, bench_meta_step, meta_step_summary
-
+def _network(name: str, args: argparse.Namespace) -> None:
+    """Measure a network of the sizes that are asked for, by the file of the benchmark's name."""
+    file = import_module(f"benchmarks.{name.replace('-', '_')}")
     set_up(args)
-    setting = Setting(**{field: getattr(args, field) for field in SIZES["meta-step"]})
-    _show(args, meta_step_summary, bench_meta_step(setting, args.rounds, args.scaling))
+    setting = file.Setting(**{field: getattr(args, field) for field in SIZES[name]})
+    scaling = (args.scaling,) if "scaling" in args else ()
+    _show(args, file.summary, file.bench(setting, args.rounds, *scaling))
 
 
-def _batch_step(args: argparse.Namespace) -> None:
-    from benchmarks.batch_step import Setting, batch_step_summary, bench_batch_step
+def _methods(args: argparse.Namespace) -> None:
+    from benchmarks.methods import bench_methods, methods_summary
+    from mt3.models.store import load
 
-    set_up(args)
-    setting = Setting(**{field: getattr(args, field) for field in SIZES["batch-step"]})
-    _show(args, batch_step_summary, bench_batch_step(setting, args.rounds))
+    device = set_up(args)
+    _show(args, methods_summary, bench_methods(load(args.model).to(device), args.images, args.rounds))
 
 
 def _ranks(args: argparse.Namespace) -> None:
@@ -91,14 +98,6 @@ def _ranks(args: argparse.Namespace) -> None:
 
     setting = Setting(**{field: getattr(args, field) for field in SIZES["ranks"]})
     _show(args, ranks_summary, bench_ranks(setting, args.rounds))
-
-
-def _adapt(args: argparse.Namespace) -> None:
-    from benchmarks.adapt import Setting, adapt_summary, bench_adapt
-
-    set_up(args)
-    setting = Setting(**{field: getattr(args, field) for field in SIZES["adapt"]})
-    _show(args, adapt_summary, bench_adapt(setting, args.rounds, args.scaling))
 
 
 def _augment(args: argparse.Namespace) -> None:
@@ -113,6 +112,13 @@ def _corruptions(args: argparse.Namespace) -> None:
 
     data = load_data(args)
     _show(args, corruptions_summary, bench_corruptions(data, args.images, args.severity, args.rounds, args.pixels))
+
+
+def _service(args: argparse.Namespace) -> None:
+    from benchmarks.service import bench_service, service_summary
+
+    set_up(args)
+    _show(args, service_summary, bench_service(args.images, args.rounds))
 
 
 def _all(args: argparse.Namespace) -> None:
@@ -137,11 +143,11 @@ def _show(args: argparse.Namespace, summary: Callable[[dict[str, Any]], str], re
 
 
 RUN: dict[str, Run] = {
-    "meta-step": _meta_step,
-    "batch-step": _batch_step,
+    **{name: partial(_network, name) for name in ("meta-step", "batch-step", "adapt")},
     "ranks": _ranks,
-    "adapt": _adapt,
+    "methods": _methods,
     "augment": _augment,
     "corruptions": _corruptions,
     "all": _all,
+    "service": _service,
 }

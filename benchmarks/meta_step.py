@@ -116,7 +116,7 @@ def gradient_error(setting: Setting, loss: TaskLoss) -> float:
     return float((theirs - ours).norm() / ours.norm())
 
 
-def bench_meta_step(setting: Setting, rounds: int = 5, scaling: bool = False) -> dict[str, Any]:
+def bench(setting: Setting, rounds: int = 5, scaling: bool = False) -> dict[str, Any]:
     """Seconds, ratios to the peers, share of the floor and peak memory; with `scaling` how they grow."""
     about = machine()
     losses, absent = load_peers(META_STEP)
@@ -160,8 +160,8 @@ def _flops(setting: Setting) -> int:
     return meta_step_flops(model, setting.tasks, setting.task_size, setting.inner_steps)
 
 
-def meta_step_summary(result: dict[str, Any]) -> str:
-    """The tables of `bench_meta_step`."""
+def summary(result: dict[str, Any]) -> str:
+    """The tables of `bench`."""
     s = result["setting"]
     title = (
         f"One meta-step, width {s['width']}, depth {s['depth']}, T={s['tasks']}, K={s['task_size']}, "

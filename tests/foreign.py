@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import mt3
-from mt3.adaptation.adapter import image_generator
+from mt3.adaptation.views import image_generator
 
 Params = dict[str, Tensor]
 

@@ -20,6 +20,7 @@ ROOMS = (  # from above to below
     "evaluation",
     "reporting",
     "studies",
+    "service",
     "cli",
 )
 

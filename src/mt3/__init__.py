@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mt3 import corruptions, data
     from mt3.adaptation.adapter import Adapter, Comparison
     from mt3.config.adaptation import Adaptation
+    from mt3.config.rivals import RIVALS, adaptation_named
     from mt3.evaluation.python import evaluate
     from mt3.models.classifier import MT3Model
     from mt3.models.store import load
@@ -31,7 +32,9 @@ _HOMES = {
     "Comparison": "mt3.adaptation.adapter",
     "Evaluation": "mt3.results",
     "MT3Model": "mt3.models.classifier",
+    "RIVALS": "mt3.config.rivals",
     "RunOptions": "mt3.training.runs",
+    "adaptation_named": "mt3.config.rivals",
     "add_objective": "mt3.models.wrap",
     "convert_batchnorm": "mt3.networks.norms",
     "evaluate": "mt3.evaluation.python",
@@ -42,6 +45,7 @@ _HOMES = {
 _ROOMS = ("corruptions", "data")
 
 __all__ = [
+    "RIVALS",
     "Adaptation",
     "Adapter",
     "Comparison",
@@ -50,6 +54,7 @@ __all__ = [
     "MT3Model",
     "RunOptions",
     "__version__",
+    "adaptation_named",
     "add_objective",
     "convert_batchnorm",
     "corruptions",

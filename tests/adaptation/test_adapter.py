@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 import mt3
 import reference
-from mt3.adaptation.adapter import Adapter, image_generator, machine_memory, stack_size
+from mt3.adaptation.adapter import Adapter
+from mt3.adaptation.memory import stack_size
+from mt3.adaptation.views import image_generator
 from mt3.evaluation.predict import predict
 from mt3.models.call import call
 from mt3.objectives.augment import apply_views, draw_views
@@ -154,7 +156,7 @@ def test_an_adapter_of_the_authors_variant_does_as_their_code():
 
 def test_stacks_fill_a_budget_and_every_thread(model, monkeypatch):
     """The model's largest activation has 4 channels of 32 x 32 floats: 16 KB an image."""
-    monkeypatch.setattr("mt3.adaptation.adapter.count_threads", lambda model, items: 2)
+    monkeypatch.setattr("mt3.adaptation.memory.count_threads", lambda model, items: 2)
     assert stack_size(model, items=1000, images=64, size=32) == 4
     assert stack_size(model, items=6, images=64, size=32) == 3
     assert stack_size(model, items=1000, images=1000, size=32) == 1
@@ -329,20 +331,25 @@ def test_numpy_numbers_are_numbers(model, images):
     assert torch.equal(adapter(images), Adapter(model, steps=2, lr=0.5, views=3, gate=0.9, seed=1, stack=2)(images))
 
 
-@pytest.mark.parametrize("given", [{"lr": 0.1}, 0.1, "byol"])
-def test_an_adaptation_is_one(given):
-    with pytest.raises(mt3.InputError, match=r"Expected an mt3\.Adaptation or fields of one, as lr=0\.05, got "):
-        mt3.Adapter(mt3.load("cifar10-cpu"), given)
+@pytest.mark.parametrize("given", [{"lr": 0.1}, 0.1, ["tent"]])
+def test_a_method_is_a_name_or_an_adaptation(model, given):
+    with pytest.raises(mt3.InputError, match=r"Expected a method's name, an mt3\.Adaptation or fields of one, .* got "):
+        mt3.Adapter(model, given)
+    with pytest.raises(mt3.InputError, match=r"Unknown method 'tnet' \(did you mean 'tent'\?\): expected one of own"):
+        mt3.Adapter(model, "tnet")
 
 
-@pytest.mark.parametrize(
-    "foreign",
-    [nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), "cifar10-cpu", None],
-)
-def test_only_this_packages_models_adapt(foreign):
-    kind = type(foreign).__name__
-    with pytest.raises(mt3.InputError, match=rf"Expected an MT3Model, .* got a {kind}; load one with mt3\.load"):
-        Adapter(foreign)
+def test_a_network_without_a_way_of_its_own_needs_a_method():
+    for method in (None, "own", "mt3", "ttt"):
+        with pytest.raises(
+            mt3.InputError, match=r"a Conv2d, such as mt3\.Adapter\(network, 'tent'\); the names are own, "
+        ):
+            Adapter(nn.Conv2d(3, 4, 3), method)
+    for thing in ("cifar10-cpu", None):
+        with pytest.raises(
+            mt3.InputError, match=rf"Expected a classifier as a torch module, got a {type(thing).__name__}"
+        ):
+            Adapter(thing, "tent")
 
 
 def everything(model: mt3.MT3Model, images: Tensor) -> list[Tensor]:
@@ -394,7 +401,7 @@ def test_an_autocast_around_a_walk_is_left_alone(model, images):
 
 def test_what_a_machine_cannot_hold_is_refused_before_it_is_tried(model, images, monkeypatch):
     """The model has one block a stage, 4 channels and floats: 7 x 16 KB an image at the least."""
-    monkeypatch.setattr("mt3.adaptation.adapter.machine_memory", lambda: 7 * 16 * 1024 * 20)
+    monkeypatch.setattr("mt3.adaptation.memory.free_memory", lambda: 7 * 16 * 1024 * 20)
     Adapter(model, views=10)(images[:1])
     for ask in (Adapter.forward, Adapter.compare, Adapter.adapt):
         with pytest.raises(mt3.InputError, match=r"22 images in a pass takes at least .* lower views or stack"):
@@ -402,7 +409,3 @@ def test_what_a_machine_cannot_hold_is_refused_before_it_is_tried(model, images,
     with pytest.raises(mt3.InputError, match="60 images in a pass"):
         Adapter(model, views=10, stack=3)(images)
     Adapter(model, views=10, stack=100)(images[:1])  # of one image
-
-
-def test_the_machines_memory_is_some_gigabytes():
-    assert 2**28 < machine_memory() < 2**50

@@ -1,6 +1,8 @@
 """`mt3 corrupt`: the published layout and its preview."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ import pytest
 from PIL import Image
 
 from commands import run
+from mt3.results.facts import read_evaluation
 
 
 def test_corrupt_then_evaluate_gives_what_generated_images_give(capsys, runs, tmp_path):
@@ -25,6 +28,35 @@ def test_corrupt_then_evaluate_gives_what_generated_images_give(capsys, runs, tm
         assert run(capsys, "evaluate", runs / "mt3", *names, *more, "--out", tmp_path / f"{name}.json")[0] == 0
     generated, read = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("generated", "read"))
     assert read["corruptions"] == generated["corruptions"]
+
+
+def test_corrupt_into_folders_then_evaluate_gives_what_generated_images_give(capsys, runs, tmp_path):
+    words = ["corrupt", "--format", "folders", "--out", tmp_path / "c", "--corruptions", "fog", "contrast"]
+    words += ["--limit", "6", "--severity", "3", "5", "--workers", "1"]
+    assert run(capsys, *words)[1] == f"{tmp_path / 'c'}: digits under fog, contrast at severities 3, 5\n"
+    assert run(capsys, *words)[1].endswith("severities 3, 5; 2 of 2 were there\n")
+    names = ["--corruptions", "fog", "contrast", "--severity", "3", "5", "--limit", "6"]
+    for name, more in (("generated", []), ("read", ["--corrupted", tmp_path / "c"])):
+        assert run(capsys, "evaluate", runs / "mt3", *names, *more, "--out", tmp_path / f"{name}.json")[0] == 0
+    generated, read = (read_evaluation(tmp_path / f"{n}.json") for n in ("generated", "read"))
+    for name, severity, row, answers in generated.each():
+        if name:
+            assert read.accuracy(row, name, severity) == answers.accuracy
+    shutil.move(tmp_path / "c" / "fog" / "3", tmp_path / "mine" / "mist")  # a shift of one's own
+    code, out, _ = run(
+        capsys, "evaluate", runs / "mt3", "--corrupted", tmp_path / "mine", "--out", tmp_path / "mine.json"
+    )
+    assert code == 0
+    assert re.search(r"^\| mist +\|", out, re.MULTILINE)
+    assert read_evaluation(tmp_path / "mine.json").accuracy("after", "mist") == read.accuracy("after", "fog", 3)
+    for more, told in (
+        (["--severity", "4"], "mist has no severity 4: it has none; drop --severity."),
+        (["--corruptions", "all"], f"{tmp_path / 'mine'} holds none of all, but mist."),
+        (["--controls"], "Controls need the same images with and without a corruption, not shifts; drop --controls."),
+    ):
+        words = ["evaluate", runs / "mt3", "--corrupted", tmp_path / "mine", "--out", tmp_path / "x.json", *more]
+        code, _, err = run(capsys, *words)
+        assert (code, err.splitlines()[-1].endswith(told)) == (2, True), err
 
 
 def test_preview_shows_the_pixels_that_are_written(capsys, tmp_path):

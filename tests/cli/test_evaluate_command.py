@@ -47,7 +47,7 @@ def test_train_then_evaluate_then_predict(capsys, runs, tmp_path, picture, metho
     else:
         after = mt3.Adapter(model)(digit).softmax(1)[0]
         assert answer["after"]["probability"] == pytest.approx(after.max().item(), abs=1e-5)
-        assert answer["selfsup_loss_before"] > 0
+        assert answer["loss_before"] > 0
 
 
 def test_results_say_how_far_their_run_was_trained(capsys, runs, tmp_path):

@@ -104,7 +104,7 @@ def bad_inputs(runs: Path, tmp: Path) -> list[tuple[list[str | Path], str]]:
         ([*corrupt, "--data", "cifar10", "--data-dir", tmp], "--download"),
         (["corrupt", "--out", text], f"Cannot write {text}: File exists; choose another --out."),
         (["corrupt", "--out", "/proc/c"], "Cannot write /proc/c: No such file or directory; choose another --out."),
-        (["corrupt", "--out", digits_c], "holds .npy files that `mt3 corrupt` did not write; choose another --out."),
+        (["corrupt", "--out", digits_c], ".npy, which `mt3 corrupt` did not write; choose another --out."),
         (["corrupt", "--preview", tmp / "p.jpg"], "Expected a name ending in .png or .pdf for the figure, got"),
         (["corrupt", "--preview", tmp / "p.png", "--image", "500"], "Expected an --image from 0 to 499, got 500"),
         (["demo", "--images", "1"], "expected a whole number from 2 to 999999999, got '1'"),

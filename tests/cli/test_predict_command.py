@@ -72,4 +72,4 @@ def test_a_model_of_the_package_goes_by_its_name(capsys, runs, tmp_path, picture
 def test_an_answer_that_is_not_finite_is_refused(capsys, runs, picture):
     code, out, err = run(capsys, "predict", runs / "mt3", picture, "--lr", "1e30")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "The model's answer is not finite; lower --lr" in err
+    assert "The model's answer is not finite; lower lr" in err

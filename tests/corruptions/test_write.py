@@ -250,7 +250,7 @@ def test_another_protocol_is_refused_naming_the_difference(tmp_path, digits, mon
 
 def test_foreign_directories_are_left_alone(tmp_path, digits):
     np.save(tmp_path / "fog.npy", np.zeros((5, 32, 32, 3), np.uint8))
-    with pytest.raises(InputError, match=r"holds \.npy files that `mt3 corrupt` did not write; choose another --out"):
+    with pytest.raises(InputError, match=r"holds \w+\.npy, which `mt3 corrupt` did not write; choose another --out"):
         write_corrupted(digits, tmp_path, ["fog"])
     (tmp_path / "protocol.json").write_text('{"severities": [1]}')
     with pytest.raises(InputError, match="is not a protocol of `mt3 corrupt`"):

@@ -10,8 +10,8 @@ from mt3.support.errors import InputError
 
 
 def test_unknown_name_lists_the_valid_ones() -> None:
-    assert DATASETS == ("digits", "cifar10", "cifar100")
-    wanted = r"^Unknown data set 'mnist': expected one of digits, cifar10, cifar100, folder:PATH\.$"
+    assert DATASETS == ("digits", "photos", "cifar10", "cifar100")
+    wanted = r"^Unknown data set 'mnist': expected one of digits, photos, cifar10, cifar100, folder:PATH\.$"
     with pytest.raises(InputError, match=wanted):
         load_dataset("mnist")
 

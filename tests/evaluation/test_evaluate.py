@@ -18,7 +18,7 @@ from mt3.evaluation.protocol import TestImages
 from mt3.results.facts import CLEAN, Evaluation
 from mt3.results.statistics import unpack_correct
 from mt3.support.errors import InputError
-from mt3.support.files import own_directory, read_json
+from mt3.support.files import own_file, read_json
 
 NAMES = ("gaussian_noise", "contrast")
 SIX = {"corruptions": NAMES, "severities": (3, 5), "limit": 6}
@@ -124,13 +124,14 @@ def test_interrupted_evaluation_resumes(tmp_path, images, monkeypatch):
 
 def test_a_second_evaluation_is_refused_before_it_changes_anything(tmp_path, images):
     out = tmp_path / "deep" / "r.json"
-    with own_directory(tmp_path / "deep" / "r.json.partial"):
+    lock = tmp_path / "deep" / "r.json.partial" / "shard-0-of-1.lock"
+    with own_file(lock, "taken"):
         with pytest.raises(InputError, match=r"Another process is writing to .*r\.json\.partial; wait until it ends"):
             ask(out, images, limit=2, views=1)
         assert [path.name for path in (tmp_path / "deep").iterdir()] == ["r.json.partial"]
         ask(tmp_path / "deep" / "other.json", images, limit=2, views=1)
     result = ask(out, images, limit=2, views=1)
-    with own_directory(tmp_path / "deep" / "r.json.partial"):
+    with own_file(lock, "taken"):
         again = ask(out, images, limit=2, views=1)  # it is finished, so that nothing is written
     assert again.value == result.value
     for name in ("nowhere", "deep"):

@@ -12,8 +12,8 @@ from mt3.support.errors import InputError
 
 @pytest.mark.parametrize(("count", "sizes"), [(1, [1]), (50, [50]), (51, [26, 25]), (101, [34, 33, 34])])
 def test_pieces_are_even(count, sizes):
-    assert [piece.stop - piece.start for piece in pieces_of([CLEAN], count)] == sizes
-    both = pieces_of([CLEAN, ("fog", 5)], count)
+    assert [piece.stop - piece.start for piece in pieces_of({CLEAN: count})] == sizes
+    both = pieces_of({CLEAN: count, ("fog", 5): count})
     assert [piece.source for piece in both] == [CLEAN, ("fog", 5)] * len(sizes)
 
 
@@ -32,7 +32,7 @@ def test_leftovers_of_a_kill_are_removed_and_pieces_of_no_protocol_not_used(tmp_
 
 def test_an_evaluation_that_fails_at_once_leaves_nothing(tmp_path, images):
     out = tmp_path / "new" / "r.json"
-    with pytest.raises(InputError, match="not finite; lower --lr"):
+    with pytest.raises(InputError, match="not finite; lower lr"):
         ask(out, images, limit=2, adaptation=mt3.Adaptation(lr=1e30, views=1))
     assert not out.parent.exists()
     ask(out, images, limit=2, views=1)  # with another rate, as it was told

@@ -98,7 +98,7 @@ def test_uint8_and_float_images_are_the_same():
         ({"backbone": "resnet10x32"}, r"6n\+2 layers .* got 10"),
         ({"backbone": "resnet1202x512"}, "at most 1000000000 weights, got resnet1202x512"),
         ({"hidden": 65536, "projection": 65536}, "at most 1000000000 weights"),
-        ({"objective": "simclr"}, "Unknown objective 'simclr': expected one of byol, rotation, none"),
+        ({"objective": "simclr"}, "Unknown objective 'simclr': expected one of byol, rotation, entropy, "),
         ({"backbone": "resnet8x12g5"}, "width that 5 groups divide, got 12"),
         ({"num_classes": 1}, "num_classes to be a whole number from 2 to 100000, got 1"),
         ({"size": 15}, "size to be a whole number from 16 to 512, got 15"),

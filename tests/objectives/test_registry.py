@@ -40,6 +40,7 @@ class Toy:
 
     feeds: tuple[str, ...] = ("early", "late", "hidden", "heads")
     images_per_view = 1
+    draws_views = True
     has_target = False
     shows_images = False
 
@@ -148,7 +149,8 @@ def test_its_inner_step_is_a_gradient_step_by_hand(objective, clip):
 
 def test_an_unknown_objective_is_refused_with_all_that_there_are():
     with pytest.raises(
-        mt3.InputError, match="Unknown objective 'colour': expected one of byol, rotation, toy, branching, none"
+        mt3.InputError,
+        match=r"Unknown objective 'colour': expected one of byol, rotation, entropy, .*, toy, branching, none",
     ):
         get_objective("colour")
     assert isinstance(get_objective("toy", "official"), Toy)
@@ -169,7 +171,9 @@ def test_no_other_file_decides_by_an_objectives_name():
     own = {SOURCE / "config" / "methods.py", SOURCE / "studies" / "ablations.py"}
     files = [p for p in SOURCE.rglob("*.py") if p not in own and p.parent.name != "objectives"]
     assert len(files) > 50
-    found = {str(path.relative_to(SOURCE)): comparisons(path.read_text(), {"byol", "rotation"}) for path in files}
+    names = set(OBJECTIVES)
+    assert {"byol", "rotation", "entropy", "marginal-entropy"} < names
+    found = {str(path.relative_to(SOURCE)): comparisons(path.read_text(), names) for path in files}
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 

@@ -76,7 +76,7 @@ def test_the_estimate_counts_steps_images_and_a_shared_start(tmp_path, digits, c
         (["--depth", "9"], "Expected a depth of 6n+2 layers"),
         (["--methods", "baseline", "--task-size", "5000"], "A step needs 5000 images, but digits has 1297"),
         (["--widht", "4"], "Unexpected argument '--widht' (did you mean '--width'?); see"),
-        (["--download", "--dry-run"], "A dry run writes nothing"),
+        (["--download", "--dry-run"], "--dry-run writes nothing, so that it does not download"),
         (["--preset", "papers"], "Unknown preset 'papers'"),
         (["--data", "mnist"], "mnist"),
     ],

@@ -19,7 +19,7 @@ from mt3.training.loop import apply_gradient, ema_momentum, gradient_of_step, lr
 from mt3.training.losses import meta_loss
 from mt3.training.state import make_state
 from mt3.training.tasks import draw_step_task
-from trainings import Killed, metrics, small_config, train_small, weights
+from trainings import Killed, check_sgd_by_hand, metrics, small_config, train_small, weights
 
 
 def test_moving_average_follows_the_online_weights(digits, monkeypatch):
@@ -51,22 +51,7 @@ def test_learning_rate_schedules():
 
 def test_sgd_step_with_clip_decay_and_momentum_by_hand(digits):
     config = small_config(lr=0.5, momentum=0.9, weight_decay=0.01, clip=0.5)
-    state = make_state(config, digits, torch.device("cpu"))
-    theta = {n: p.detach().clone() for n, p in state.model.named_parameters()}
-    velocity = {n: torch.zeros_like(p) for n, p in theta.items()}
-    for step in range(3):
-        generator = torch.Generator().manual_seed(step)
-        gradient = {n: torch.randn(p.shape, generator=generator) for n, p in theta.items()}
-        for name, p in state.model.named_parameters():
-            p.grad = gradient[name].clone()
-        apply_gradient(state, config, step, 100, 10)
-        norm = math.sqrt(sum(float((g**2).sum()) for g in gradient.values()))
-        for name in theta:
-            g = gradient[name] * (0.5 / norm) + 0.01 * theta[name]
-            velocity[name] = 0.9 * velocity[name] + g
-            theta[name] = theta[name] - 0.5 * velocity[name]
-    for name, p in state.model.named_parameters():
-        torch.testing.assert_close(p.detach(), theta[name])
+    check_sgd_by_hand(config, digits, lambda name, p, g, norm: g * (0.5 / norm) + 0.01 * p)
 
 
 def test_joint_training_is_clipped_only_where_that_is_asked_for(digits):

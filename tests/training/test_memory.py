@@ -37,19 +37,19 @@ def test_what_would_fit_is_said(monkeypatch):
     whole = step_memory(model, asked, 224, 100, "second", False)
 
     def refusal(there: float) -> str:
-        monkeypatch.setattr("mt3.training.memory.machine_memory", lambda: there)
+        monkeypatch.setattr("mt3.training.memory.free_memory", lambda: there)
         with pytest.raises(mt3.InputError) as error:
             check_step_memory(model, asked, 224, False)
         return str(error.value)
 
-    begin = f"A step of this training takes about {whole / GB:.1f} GB of memory, and there are"
+    begin = f"A step of this training takes about {whole / GB:.1f} GB of memory, and"
     # memory is in proportion to the images of a task where a stack has one task
     ways = "--task-size 95 or --order first or --recompute."
-    assert refusal(0.955 * whole) == f"{begin} {0.955 * whole / GB:.1f} GB; give {ways}"
+    assert refusal(0.955 * whole) == f"{begin} {0.955 * whole / GB:.1f} GB are free; give {ways}"
     assert refusal(0.5 * whole).endswith("give --task-size 50 or --order first.")
     assert refusal(0.2 * whole).endswith("give --task-size 20.")
     assert refusal(0.001 * whole).endswith("take a smaller network or smaller images.")
-    monkeypatch.setattr("mt3.training.memory.machine_memory", lambda: 0.955 * whole)
+    monkeypatch.setattr("mt3.training.memory.free_memory", lambda: 0.955 * whole)
     check_step_memory(model, asked, 224, recompute=True)
 
 
@@ -66,7 +66,7 @@ def test_other_trainings_need_less(monkeypatch):
 
 
 def test_a_step_that_does_not_fit_leaves_nothing_behind(monkeypatch, tmp_path):
-    monkeypatch.setattr("mt3.training.memory.machine_memory", lambda: 1000.0)
+    monkeypatch.setattr("mt3.training.memory.free_memory", lambda: 1000.0)
     with pytest.raises(mt3.InputError, match="A step of this training takes about"):
         train(config(depth=8, width=4), load_digits(), tmp_path / "run", RunOptions())
     with pytest.raises(mt3.InputError, match="A step of this training takes about"):

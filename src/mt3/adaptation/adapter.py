@@ -1,27 +1,27 @@
-"""`Adapter`: adapts a model to each single image, predicts, and discards the step."""
+"""`Adapter`: adapts a model to each single image, predicts and discards the step, or carries it along a stream."""
 
-import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from mt3.adaptation.choose import Wrapping, choose_adaptation, choose_network, images_in_pass, objective_of
+from mt3.adaptation.memory import check_memory, stack_size
+from mt3.adaptation.rules import as_logits, average_over_views
 from mt3.adaptation.step import Inner, inner_loop
-from mt3.config.adaptation import FIELDS, Adaptation
-from mt3.models.call import Params, call, parameters_of, stack_params
-from mt3.models.classifier import MT3Model
-from mt3.networks.norms import refuse_training_statistics
-from mt3.objectives.augment import as_float, seeded_generator
-from mt3.objectives.objective import Outputs, Views, stack_views
-from mt3.objectives.registry import get_objective
-from mt3.support.errors import InputError, check_number, one_of, shown
+from mt3.adaptation.stream import Stream
+from mt3.adaptation.views import DrawnViews
+from mt3.config.adaptation import Adaptation
+from mt3.models.call import Network, Params, call, parameters_of, stack_params
+from mt3.models.classifier import MT3Model, check_images
+from mt3.objectives.augment import as_float
+from mt3.objectives.objective import Outputs, Views
+from mt3.support.errors import InputError, check_number
 from mt3.support.threads import count_threads, side_by_side, undisturbed
 
-CPU_BUDGET = 4 << 20  # bytes of a stack's largest activation
-DEVICE_BUDGET = 64 << 20
 UNADAPTED = 100  # images in a pass without adapting
 
 Arguments = ParamSpec("Arguments")
@@ -38,6 +38,7 @@ class Comparison:
     loss_before: Tensor  # self-supervised loss (N,), on the views of the first step
     loss_after: Tensor  # the same after the steps
     grad_norm: Tensor  # (N,), of the first step, before clipping
+    confidence: Tensor  # (N,), share of the answers to the views, before and after, and to the image before, that agree
 
 
 class Adapted(NamedTuple):
@@ -47,6 +48,7 @@ class Adapted(NamedTuple):
     views: Views  # of the first step
     inner: Inner
     view_average: Tensor  # probabilities (classes,) averaged over the views without adapting
+    votes: Tensor  # (views,), the classes that these are answered with
 
 
 class Answers(NamedTuple):
@@ -71,54 +73,48 @@ def _undisturbed(method: Method[Arguments, Result]) -> Method[Arguments, Result]
 
 
 class Adapter(nn.Module):
-    """Adapts the model to each image on its own, predicts, and discards the step.
+    """Adapts the model to each image on its own, predicts, and discards the step; or carries it along a stream.
 
-    It does so as the model says, or as `adaptation` does; further arguments replace its fields: `Adapter(model,
-    lr=0.05)`. The model's weights are never changed, and any number of threads may call one adapter at a time. An
-    image's views depend only on the seed and the image's content, so its answer does not depend on the batch, the order
-    or the process, nor on PyTorch's default type or an autocast around the call.
+    `method` is a name (`tent`; `mt3.RIVALS` has all), an `Adaptation`, or none for the model's own; further arguments
+    replace fields: `Adapter(model, lr=0.05)`. The model is an `MT3Model` or any classifier; its weights are never
+    changed. An image's views depend only on the seed and the image's content, so its answer does not depend on the
+    batch, the order or the process, nor on PyTorch's default type or an autocast around the call; any number of
+    threads may call one adapter at a time. Along a stream (`carry="stream"`) an answer depends on the images before,
+    too: one call at a time goes on where the last one ended.
     """
 
     def __init__(
         self,
-        model: MT3Model,
-        adaptation: Adaptation | None = None,
+        model: nn.Module,
+        method: str | Adaptation | None = None,
         *,
         seed: int = 0,
         stack: int | None = None,  # images adapted to at once; None: as many as pay
+        normalisation: Sequence[Sequence[float]] | None = None,  # of a classifier that is no MT3Model, as add_objective
+        size: int | None = None,  # of such a classifier's images, where it takes only one
+        features: str | None = None,  # the name of its class layer, for t3a and lame
         **fields: Any,
     ) -> None:
         super().__init__()
-        if not isinstance(model, MT3Model):
-            raise InputError(
-                f"Expected an MT3Model, whose heads and layers adapting needs, got a {type(model).__name__}; "
-                "load one with mt3.load or make one with mt3.MT3Model."
-            )
-        refuse_training_statistics(model)
-        if model.objective is None:
-            raise InputError("This model has no objective to adapt with; use model(images) as it is.")
-        if not isinstance(adaptation, Adaptation | None):
-            raise InputError(f"Expected an mt3.Adaptation or fields of one, as lr=0.05, got {shown(repr(adaptation))}.")
-        unknown = [name for name in fields if name not in FIELDS]
-        if unknown:
-            raise InputError(one_of("field of an adaptation", unknown[0], FIELDS))
-        self.model = model
-        self.adaptation = replace(model.adaptation if adaptation is None else adaptation, **fields)
-        self.seed, self.stack = seed, stack
-        if self.adaptation.objective != model.adaptation.objective:
-            raise InputError(
-                f"This model has the heads of {model.adaptation.objective} to adapt with, not those of "
-                f"{self.adaptation.objective}; leave the objective out."
-            )
-        model.adapted_names(self.adaptation.layers)  # refuses what could not change an answer
         check_number("seed", seed, -(2**63), 2**63 - 1)
         if stack is not None:
             check_number("stack", stack, 1, 10_000)
+        self.adaptation = choose_adaptation(model, method, fields)
+        self.model = choose_network(model, self.adaptation, Wrapping(normalisation, size, features))
+        self.objective = objective_of(self.adaptation)
+        self.seed, self.stack = seed, stack
+        views = self.objective is not None and self.objective.draws_views
+        self._bounded = views or isinstance(model, MT3Model)  # or the network's values are its owner's affair
+        self.stream = Stream(self.model, self.adaptation, seed) if self.adaptation.carry == "stream" else None
 
     @_undisturbed
     def forward(self, images: Tensor) -> Tensor:
         """Logits (N, classes) after adapting to each image."""
-        images = self.model.check_images(images)
+        images = self._check(images)
+        if self.stream is not None:
+            return self.stream(images)
+        if self.adaptation.rule == "average" and self.adaptation.gate == 1:
+            return as_logits(self._average(images))
         if self.adaptation.gate == 1:
             return self._answer(images, images[:, None]).logits[:, 0]
         logits = self.unadapted(images)
@@ -131,14 +127,14 @@ class Adapter(nn.Module):
     @_undisturbed
     def answer(self, images: Tensor, others: Tensor) -> Answers:
         """Adapt to each of N images and predict others (N, n, 3, H, H): row i with the model adapted to image i."""
-        images = self.model.check_images(images)
+        images = self._check(images)
         if not isinstance(others, Tensor) or others.dim() != 5 or len(others) != len(images):
             came = tuple(others.shape) if isinstance(others, Tensor) else type(others).__name__
             side = self.model.size or (images.shape[-1] if len(images) else "H")
             raise InputError(
                 f"Expected others of shape ({len(images)}, n, 3, {side}, {side}), n for each image, got {came}."
             )
-        self.model.check_images(others.flatten(0, 1))
+        self._check(others.flatten(0, 1))
         answers = self._answer(images, others)
         if self.adaptation.gate < 1:
             before = self.unadapted(others.flatten(0, 1)).view_as(answers.logits)
@@ -148,78 +144,136 @@ class Adapter(nn.Module):
 
     def _answer(self, images: Tensor, others: Tensor) -> Answers:
         """As `answer`, without a gate."""
+        if self.adaptation.rule == "average":
+            others_too = torch.cat([images[:, None], others], dim=1).flatten(0, 1)
+            average = self._average(others_too).view(len(images), 1 + others.shape[1], self.model.num_classes)
+            return Answers(as_logits(average[:, 1:]), average[:, 0])
 
         def answer(adapted: Adapted, rows: slice) -> Answers:
             return Answers(self._logits(adapted.params, others[rows]), adapted.view_average)
 
         found = list(self._each_stack(images, answer))
         if not found:
-            empty = self.model.classify.weight.new_zeros(0, others.shape[1], self.model.num_classes)
-            return Answers(empty, empty.flatten(0, 1))
+            empty = self._nothing()
+            return Answers(empty[:, None].expand(-1, others.shape[1], -1), empty)
         return Answers(*(torch.cat(column) for column in zip(*found, strict=True)))
 
     @_undisturbed
     def compare(self, images: Tensor) -> Comparison:
         """Logits, self-supervised loss and gradient norm, before and after adapting to each image."""
-        images = self.model.check_images(images)
-        objective = self.model.objective
+        images = self._check(images)
+        objective = self.objective
         assert objective is not None
 
         def compare(adapted: Adapted, rows: slice) -> tuple[Tensor, ...]:
             own, inner = images[rows, None], adapted.inner
             with torch.no_grad():
-                outputs = call(self.model, adapted.params, adapted.views.images)
+                outputs = call(self.model, adapted.params, adapted.views.images, statistics=self.adaptation.statistics)
                 loss_after = objective.loss(outputs, adapted.views, objective.target(inner.outputs))
-            before = self._logits(_leaves(self.model, len(own)), own)[:, 0]
+            before = self._logits(_leaves(self.model, len(own)), own, 0.0)[:, 0]
             after = self._logits(adapted.params, own)[:, 0]
+            if self.adaptation.rule == "average":
+                after = as_logits(adapted.view_average)
+            votes = self._votes(adapted.params, adapted.views, outputs.logits)
             if self.adaptation.gate < 1:
                 sure = self.keeps(before)
                 after = torch.where(sure[:, None], before, after)
                 loss_after = torch.where(sure, inner.loss, loss_after)
-            return before, after, adapted.view_average, inner.loss, loss_after, inner.grad_norm
+                votes = torch.where(sure[:, None], adapted.votes, votes)
+            votes = torch.cat([adapted.votes, votes, before.argmax(1, keepdim=True)], 1)
+            confidence = (votes == after.argmax(1, keepdim=True)).to(after.dtype).mean(1)
+            return before, after, adapted.view_average, inner.loss, loss_after, inner.grad_norm, confidence
 
         found = list(self._each_stack(images, compare))
         if not found:
             raise InputError("Expected at least one image to compare, got an empty batch.")
         return Comparison(*(torch.cat(column) for column in zip(*found, strict=True)))
 
+    def confidence(self, images: Tensor) -> Tensor:
+        """How far the answers agree (N,): over the views, before and after adapting; 1 where all do."""
+        if self.objective is None or not self.objective.draws_views:
+            raise InputError(
+                "This method draws no views whose answers could agree; take the softmax, or another method."
+            )
+        return self.compare(images).confidence
+
     @_undisturbed
     def adapt(self, images: Tensor) -> Iterator[Adapted]:
         """Adapt to each image and give the adapted parameters, one by one."""
-        stacks = self._each_stack(self.model.check_images(images), lambda adapted, rows: adapted)
+        stacks = self._each_stack(self._check(images), lambda adapted, rows: adapted)
         return (_member(stack, i) for stack in stacks for i in range(len(stack.view_average)))
 
     @_undisturbed
     def logits(self, params: Params, images: Tensor) -> Tensor:
         """Logits (N, classes) of images under adapted parameters."""
-        return self._logits(params, self.model.check_images(images))
+        return self._logits(params, self._check(images))
+
+    def shift(self) -> None:
+        """Tell of a known shift: a stream with reset=shift goes back to the model as it is."""
+        if self.stream is not None and self.adaptation.reset == "shift":
+            self.stream.reset()
+
+    def reset(self) -> None:
+        """Take a stream back to the model as it is."""
+        if self.stream is not None:
+            self.stream.reset()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """All that a stream depends on, as tensors by name; without a stream, the weights of the model."""
+        return super().state_dict(*args, **kwargs) if self.stream is None else self.stream.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Go on where the stream of this state was, bit for bit."""
+        if self.stream is None:
+            return super().load_state_dict(state_dict, *args, **kwargs)
+        return self.stream.load_state_dict(state_dict)
 
     @_undisturbed
     def unadapted(self, images: Tensor) -> Tensor:
         """Logits (N, classes) of the model as it is."""
         params = parameters_of(self.model)
-        return torch.cat(
-            [self._logits(params, part) for part in torch.split(self.model.check_images(images), UNADAPTED)]
-        )
+        return torch.cat([self._logits(params, part, 0.0) for part in torch.split(self._check(images), UNADAPTED)])
+
+    def _check(self, images: Tensor) -> Tensor:
+        return check_images(images, self.model.size, self._bounded)
 
     def stack_for(self, count: int, size: int) -> int:
         """How many of `count` images of `size` pixels are adapted to at once."""
         return self.stack or stack_size(self.model, count, self._images_in_pass(), size)
 
     def _images_in_pass(self) -> int:
-        assert self.model.objective is not None
-        return self.adaptation.views * self.model.objective.images_per_view
+        return images_in_pass(self.adaptation)
 
     @_undisturbed
     def keeps(self, logits: Tensor) -> Tensor:
         """Which answers are so sure before adapting that they stay; with a gate of 1 none."""
         return (logits.softmax(-1).amax(-1) >= self.adaptation.gate) & (self.adaptation.gate < 1)
 
+    def _average(self, images: Tensor) -> Tensor:
+        """Probabilities (N, classes), averaged over views, by the model as it is."""
+        found = list(
+            self._spread(images, lambda own, _: average_over_views(self.model, self.adaptation, own, self.seed))
+        )
+        return torch.cat(found) if found else self._nothing()
+
+    def _nothing(self) -> Tensor:
+        """The answers to no images."""
+        return torch.zeros(0, self.model.num_classes, device=self.model.device, dtype=self.model.dtype)
+
     def _each_stack(self, images: Tensor, use: Callable[[Adapted, slice], Result]) -> Iterator[Result]:
-        """Adapt to the images, stack by stack, and yield `use(adapted, rows)`.
+        """Adapt to the images, stack by stack, and yield `use(adapted, rows)`."""
+        return self._spread(images, lambda own, rows: use(self._adapt_stack(own), rows))
+
+    def _spread(self, images: Tensor, use: Callable[[Tensor, slice], Result]) -> Iterator[Result]:
+        """Yield `use(stack, rows)` for the images, stack by stack.
 
         On a CPU several stacks are computed at once, in threads, so `use` must not change what they share.
         """
+        if self.stream is not None:
+            raise InputError(
+                "This adapter follows a stream and answers its next images by adapter(images) alone; for single images "
+                "before and after make one with carry='image'."
+            )
         pixels = images.shape[-1]
         size = max(1, min(self.stack_for(len(images), pixels), len(images)))
         check_memory(self.model, size * self._images_in_pass(), pixels)
@@ -227,21 +281,23 @@ class Adapter(nn.Module):
         def adapt_stack(start: int) -> Result:
             rows = slice(start, start + size)
             with undisturbed(self.model.device), torch.inference_mode(False), torch.enable_grad():
-                return use(self._adapt_stack(images[rows].clone(memory_format=torch.contiguous_format)), rows)
+                return use(images[rows].clone(memory_format=torch.contiguous_format), rows)
 
         starts = range(0, len(images), size)
         return side_by_side(adapt_stack, starts, count_threads(self.model, len(starts)))
 
-    def _logits(self, params: Params, images: Tensor) -> Tensor:
+    def _logits(self, params: Params, images: Tensor, statistics: float | None = None) -> Tensor:
+        """Of images by parameters; of stacks (S, n, 3, H, H), each image is a batch of its own for batch statistics."""
+        share = self.adaptation.statistics if statistics is None else statistics
         with torch.inference_mode(False), torch.no_grad():
-            return call(
-                self.model, params, as_float(images.to(self.model.device).clone(), self.model.dtype), False
-            ).logits
+            pixels = as_float(images.to(self.model.device).clone(), self.model.dtype)
+            parts = torch.split(pixels, 1, dim=1) if share and pixels.dim() == 5 else [pixels]
+            return torch.cat([call(self.model, params, part, False, share).logits for part in parts], dim=-2)
 
     def _adapt_stack(self, images: Tensor) -> Adapted:
         """Adapt to each of a few images, all at once."""
         model = self.model
-        draw = _TestViews(self, images)
+        draw = DrawnViews(model, self.adaptation, images, self.seed)
         inner = inner_loop(model, _leaves(model, len(images)), draw, self.adaptation)
         assert draw.first is not None
         with torch.no_grad():
@@ -251,37 +307,17 @@ class Adapter(nn.Module):
                 logits = call(model, parameters_of(model), plain, False).logits.view(*draw.first.plain.shape[:2], -1)
             average = logits.softmax(-1).mean(1)
         params = {name: p.detach() for name, p in inner.params.items()}
-        return Adapted(params, draw.first, inner, average)
+        return Adapted(params, draw.first, inner, average, logits.argmax(-1))
+
+    def _votes(self, params: Params, views: Views, logits: Tensor) -> Tensor:
+        """The classes (S, views) that adapted models answer views with; the logits are of what the objective saw."""
+        if views.plain is not None:
+            with torch.no_grad():
+                logits = call(self.model, params, views.plain, False, self.adaptation.statistics).logits
+        return logits.argmax(-1)
 
 
-class _TestViews:
-    """Draws the views of a stack of images, for each step or once; the first ones are kept."""
-
-    def __init__(self, adapter: Adapter, images: Tensor) -> None:
-        self.adapter = adapter
-        assert adapter.adaptation.objective is not None
-        self.objective = get_objective(adapter.adaptation.objective, adapter.adaptation.variant)
-        self.generators = [image_generator(image, adapter.seed) for image in images]
-        self.images = as_float(images.to(adapter.model.device), adapter.model.dtype)
-        self.first: Views | None = None
-
-    def __call__(self, step: int) -> Views:
-        if self.first is not None and not self.adapter.adaptation.fresh_views:
-            return self.first
-        count = self.adapter.adaptation.views
-        drawn = zip(self.images, self.generators, strict=True)
-        views = stack_views([self.objective.test_views(image, count, generator) for image, generator in drawn])
-        self.first = views if self.first is None else self.first
-        return views
-
-
-def image_generator(image: Tensor, seed: int) -> torch.Generator:
-    """A generator seeded by (seed, content): the content is taken to 16 bits, the same for uint8 and float images."""
-    content = (as_float(image.cpu(), torch.float64) * 65535).round().to(torch.int32)
-    return seeded_generator("views", seed, content.numpy().tobytes())
-
-
-def _leaves(model: MT3Model, count: int) -> Params:
+def _leaves(model: Network, count: int) -> Params:
     """A stack of the model's parameters to differentiate by."""
     with torch.inference_mode(False):
         own = {name: p.clone() if p.is_inference() else p.detach() for name, p in model.named_parameters()}
@@ -292,35 +328,8 @@ def _member(stack: Adapted, i: int) -> Adapted:
     """What was adapted to one of a stack's images."""
     inner = stack.inner
     outputs = Outputs(inner.outputs.logits[i], {name: t[i] for name, t in inner.outputs.heads.items()})
-    own = Inner({name: p[i] for name, p in inner.params.items()}, inner.loss[i], inner.grad_norm[i], outputs)
+    params = {name: p[i] for name, p in inner.params.items()}
+    own = Inner(params, inner.loss[i], inner.grad_norm[i], outputs, inner.last_loss[i])
     views = Views(*(None if t is None else t[i] for t in stack.views))  # type: ignore[arg-type]
-    return Adapted({name: p[i] for name, p in stack.params.items()}, views, own, stack.view_average[i])
-
-
-def stack_size(model: MT3Model, items: int, images: int, size: int) -> int:
-    """How many tasks or images to adapt to at once, each with that many images of `size` pixels in its passes.
-
-    Together they keep the largest activation within a budget: on a CPU what its caches hold, since more than that is no
-    faster one by one; on an accelerator, what fits into its memory some hundred times. There is one for each thread.
-    """
-    budget = CPU_BUDGET if model.device.type == "cpu" else DEVICE_BUDGET
-    largest = images * model.backbone.largest(size) * model.dtype.itemsize
-    return max(1, min(budget // largest, -(-items // count_threads(model, items))))
-
-
-def check_memory(model: MT3Model, images: int, size: int) -> None:
-    """Refuse to adapt with more images in a pass than the machine can hold; a system may end the process instead.
-
-    Counted is what surely lies in memory. An accelerator says by itself what does not fit.
-    """
-    needed = images * model.backbone.kept(size) * model.dtype.itemsize
-    if model.device.type == "cpu" and needed > (there := machine_memory()):
-        raise InputError(
-            f"Adapting with {images} images in a pass takes at least {needed / 2**30:.1f} GB of memory, and this "
-            f"machine has {there / 2**30:.1f} GB; lower views or stack."
-        )
-
-
-def machine_memory() -> float:
-    """Bytes of memory that this machine has, as far as its system says."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else float("inf")
+    adapted = {name: p[i] for name, p in stack.params.items()}
+    return Adapted(adapted, views, own, stack.view_average[i], stack.votes[i])

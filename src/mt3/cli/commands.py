@@ -4,23 +4,24 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mt3.cli.arguments import default_jobs, given_fields, load_data, set_up
-from mt3.config.adaptation import FIELDS
+from mt3.cli.cluster_commands import check_job_arguments, shard_done, study_jobs
+from mt3.cli.method_commands import asked_evaluations, own_adaptation
 from mt3.config.config import make_config
 from mt3.config.methods import METHODS, get_method
-from mt3.data.folder import KIND
+from mt3.data.folder import KIND, SIZE
+from mt3.service.limits import Limits
 from mt3.studies.ablations import resolve_ablations
 from mt3.support.errors import NAME, InputError, is_name, name_list, shown
 from mt3.support.files import read_text
 
 if TYPE_CHECKING:
-    from mt3.config.adaptation import Adaptation
-    from mt3.data import CorruptedSet, Dataset
+    from mt3.data import CorruptedSet, Dataset, ShiftedSet
     from mt3.models.classifier import MT3Model
 
 
@@ -28,7 +29,7 @@ def train_command(args: argparse.Namespace) -> None:
     config = make_config(args.method, args.data, _preset(args), args.seed, given_fields(args))
     from mt3.models.classifier import count_parameters
     from mt3.models.store import read_run
-    from mt3.results.facts import about_run
+    from mt3.results.runs import about_run
     from mt3.support import ranks
     from mt3.training.loop import train
     from mt3.training.runs import RunOptions
@@ -54,16 +55,16 @@ def _preset(args: argparse.Namespace) -> str:
     return args.preset or ("demo" if args.data == "digits" else "small" if args.data.startswith(KIND) else "paper")
 
 
-def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any], model: "MT3Model") -> "Dataset | None":
+def dataset_of_run(args: argparse.Namespace, run: dict[str, Any], model: "MT3Model") -> "Dataset | None":
     """The data set a run was trained on, by what its run.json says; corrupted images will do without."""
-    from mt3.data import load_dataset
+    from mt3.data import EMBEDDED, load_dataset
 
     name = args.data or run.get("config", {}).get("data")
     if name is None and args.corrupted is not None:
         return None
     if name is None:
         raise InputError(f"{args.model} does not say which data it was trained on; give --data.")
-    recorded = run.get("data_dir") if name != "digits" else None  # which need none
+    recorded = None if name in EMBEDDED else run.get("data_dir")  # which need none
     try:
         data_dir, size = args.data_dir or (Path(recorded) if recorded else None), args.size
         if size is None and name.startswith(KIND):
@@ -77,43 +78,52 @@ def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any], model: "MT3Mo
 
 
 def evaluate_command(args: argparse.Namespace) -> None:
-    from mt3.evaluation.evaluate import evaluate
+    from mt3.evaluation.evaluate import evaluate_shard
     from mt3.evaluation.protocol import Protocol, TestImages
-    from mt3.models.store import find_model, load, read_run, shipped_models
+    from mt3.evaluation.shards import WHOLE, rank_shard
+    from mt3.models.store import find_model, load, read_run
     from mt3.reporting.summary import evaluation_summary
-    from mt3.results.facts import about_run
+    from mt3.results.facts import read_evaluation
+    from mt3.results.runs import about_run
 
-    device, directory = set_up(args), find_model(args.model)
-    run = read_run(directory)  # before the model: a training under way writes it after that
+    shard = args.shard or rank_shard()
+    device = set_up(args)
+    run = read_run(find_model(args.model))  # before the model: a training under way writes it after that
     model = load(args.model).to(device)
-    dataset = _dataset_of_run(args, run, model)
+    dataset = dataset_of_run(args, run, model)
     if dataset is not None:
         _require_same_classes(model, dataset)
-    corrupted, names, severities = _corrupted_images(args, dataset)
+    corrupted: CorruptedSet | ShiftedSet | None
+    if args.corrupted is not None and not any(args.corrupted.glob("*.npy")):
+        corrupted = _shifted_images(args, model, dataset)
+        names, severities = tuple(corrupted.names()), corrupted.severities
+    else:
+        corrupted, names, severities = _corrupted_images(args, dataset)
     if args.label and not is_name(args.label):
         raise InputError(f"Expected a label of 1 to {NAME} printable characters, got '{shown(args.label)}'.")
-    if args.out is None and directory in shipped_models().values():
-        raise InputError(f"{args.model} comes with the package, where no results go; give --out.")
-    out = args.out or args.model / "evaluation.json"
-    about, adaptation = about_run(run, args.model), _adaptation(args, model)
-    protocol = Protocol(names, severities, args.limit, args.controls, adaptation, args.seed, args.label, run=about)
-    found = evaluate(model, TestImages(dataset, corrupted, first=args.first), protocol, out)
-    print(evaluation_summary(found))
-    if protocol.run is not None and found.run.unfinished:
-        print(f"{args.model} is not finished: this is after {found.run.progress}; train it with --resume")
-    print(f"wrote {out} and {out.with_suffix('.npz').name}")
+    images = TestImages(dataset, corrupted, first=args.first)
+    asked = {name: getattr(args, name) for name in ("limit", "controls", "confidence", "seed", "label")}
+    asked["run"] = about_run(run, args.model)
+    for each in asked_evaluations(args, model, Path() if args.out else result_folder(args.model)):
+        own = {name: getattr(each, name) for name in ("method", "stream", "adaptation", "tuned")}
+        wrote = evaluate_shard(model, images, Protocol(names, severities, **asked, **own), each.out, shard)
+        if shard != WHOLE and not wrote:
+            print(shard_done(each.out, shard))
+            continue
+        found = read_evaluation(each.out)
+        print(evaluation_summary(found))
+        if found.protocol["run"] is not None and found.run.unfinished:
+            print(f"{args.model} is not finished: this is after {found.run.progress}; train it with --resume")
+        print(f"wrote {each.out} and {each.out.with_suffix('.npz').name}")
 
 
-def _adaptation(args: argparse.Namespace, model: "MT3Model") -> "Adaptation | None":
-    """How the model adapts: its own way with what the command line replaces, or none."""
-    given = {name: getattr(args, name) for name in FIELDS if getattr(args, name, None) is not None}
-    if model.objective is not None and not args.unadapted:
-        return replace(model.adaptation, **given)
-    needless = [f"--{name}" for name in (*given, *(["controls"] if args.controls else []))]
-    if needless:
-        why = "This model has nothing to adapt with" if model.objective is None else "Nothing adapts with --unadapted"
-        raise InputError(f"{why}; drop {name_list(needless)}.")
-    return None
+def result_folder(model: Path) -> Path:
+    """Where results go if nobody says: beside the model, unless it is one of the package's."""
+    from mt3.models.store import find_model, shipped_models
+
+    if find_model(model) in shipped_models().values():
+        raise InputError(f"{model} comes with the package, where no results go; give --out.")
+    return model
 
 
 def _require_same_classes(model: "MT3Model", dataset: "Dataset") -> None:
@@ -129,7 +139,7 @@ def _corrupted_images(
     args: argparse.Namespace, dataset: "Dataset | None"
 ) -> "tuple[CorruptedSet | None, tuple[str, ...], tuple[int, ...]]":
     """The -C directory if one is given, and which corruptions and severities are asked for."""
-    from mt3.corruptions import HELD_OUT, PAPER, resolve
+    from mt3.corruptions import resolve
     from mt3.corruptions.write import check_severities
     from mt3.data import open_corrupted
 
@@ -137,14 +147,36 @@ def _corrupted_images(
     if args.corrupted is None:
         return None, () if asked == ["none"] else resolve(asked), severities
     corrupted = open_corrupted(args.corrupted, dataset.num_classes if dataset else None)
-    present = corrupted.names()
-    groups = {"all": PAPER, "held-out": HELD_OUT, "every": tuple(present)}  # as far as they are there
-    names = dict.fromkeys(n for a in asked for n in groups.get(a, (a,)) if a not in groups or n in present)
-    if not names:
-        raise InputError(f"{corrupted.directory} holds none of {name_list(asked)}, but {name_list(present)}.")
+    names = _names_there(args.corrupted, asked, corrupted.names())
     for name, severity in product(names, severities):
         corrupted.images_of(name, severity)  # refuses what is not there
-    return corrupted, tuple(names), severities
+    return corrupted, names, severities
+
+
+def _names_there(directory: Path, asked: Sequence[str], there: Sequence[str]) -> tuple[str, ...]:
+    """The corruptions that are asked for; of a group, those that the directory has."""
+    from mt3.corruptions import HELD_OUT, PAPER
+
+    groups = {"all": PAPER, "held-out": HELD_OUT, "every": there}
+    names = dict.fromkeys(n for a in asked for n in groups.get(a, (a,)) if a not in groups or n in there)
+    if not names:
+        raise InputError(f"{directory} holds none of {name_list(asked)}, but {name_list(there)}.")
+    return tuple(names)
+
+
+def _shifted_images(args: argparse.Namespace, model: "MT3Model", dataset: "Dataset | None") -> "ShiftedSet":
+    """The photos of a directory under the shifts that are asked for, by default all of them."""
+    from mt3.corruptions.write import check_severities
+    from mt3.data import Asked, open_shifts
+    from mt3.data.shifts import list_shifts
+    from mt3.support.processes import count_cores
+
+    there = list_shifts(args.corrupted)
+    names = _names_there(args.corrupted, args.corruptions or ["every"], list(there))
+    size = model.size or args.size or (dataset.size if dataset is not None else SIZE)
+    classes = model.classes or [str(i) for i in range(model.num_classes)]
+    read = Asked(classes, size, args.skip_broken, count_cores())
+    return open_shifts(args.corrupted, read, names, check_severities(args.severity) if args.severity else ())
 
 
 def predict_command(args: argparse.Namespace) -> None:
@@ -158,7 +190,7 @@ def predict_command(args: argparse.Namespace) -> None:
     with silent_readers():
         read = [read_image(path, model.size) for path in args.images]
     model = model.to(set_up(args))
-    answers = predict(model, [image for image, _ in read], _adaptation(args, model), args.seed)
+    answers = predict(model, [image for image, _ in read], own_adaptation(args, model), args.seed)
     for answer, file, (_, notes) in zip(answers, args.images, read, strict=True):
         answer |= {"image": str(file), "converted": notes}
     if args.json:
@@ -178,12 +210,26 @@ def predict_command(args: argparse.Namespace) -> None:
         print(line)
 
 
+def serve_command(args: argparse.Namespace) -> None:
+    limits = Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
+    from mt3.models.store import load
+
+    try:
+        from mt3.service.server import serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "uvicorn", "multipart", "python_multipart", "starlette"):
+            raise
+        raise InputError(f"Serving needs {error.name}; install the extra, `pip install 'mt3[serve]'`.") from None
+    model = load(args.model).to(set_up(args))
+    serve(model, args.model.name, args.host, args.port, limits)
+
+
 def corrupt_command(args: argparse.Namespace) -> None:
     if args.out is None and args.preview is None:
         raise InputError("Expected --out DIR for the images, --preview FILE for a figure, or both; got neither.")
     from mt3.corruptions import resolve
     from mt3.corruptions.parameters import foreign_parameters
-    from mt3.corruptions.write import SEVERITIES, check_severities, write_corrupted
+    from mt3.corruptions.write import SEVERITIES, check_severities, write_corrupted, write_folders
     from mt3.support.processes import count_cores
 
     names = resolve(args.corruptions or ["every"])
@@ -193,7 +239,8 @@ def corrupt_command(args: argparse.Namespace) -> None:
         _draw_preview(args, dataset, names, severities)
     if args.out is not None:
         workers = args.workers or count_cores()
-        written = write_corrupted(dataset, args.out, names, severities, args.limit, args.seed, workers)
+        write = write_folders if args.format == "folders" else write_corrupted
+        written = write(dataset, args.out, names, severities, args.limit, args.seed, workers)
         kept = f"; {len(names) - len(written)} of {len(names)} were there" if len(written) < len(names) else ""
         kept += foreign_parameters(dataset.size)
         print(f"{args.out}: {args.data} under {name_list(names)} at severities {name_list(severities)}{kept}")
@@ -223,8 +270,10 @@ def _draw_preview(
 
 def reproduce_command(args: argparse.Namespace) -> None:
     preset, overrides = _preset(args), given_fields(args)
-    if args.dry_run and args.download:
-        raise InputError("A dry run writes nothing, so that it does not download; drop --download or --dry-run.")
+    if (args.dry_run or args.list_jobs) and args.download:
+        asked = "--dry-run" if args.dry_run else "--list-jobs"
+        raise InputError(f"{asked} writes nothing, so that it does not download; drop --download or {asked}.")
+    check_job_arguments(args)
     methods = [name for name in METHODS if name in {get_method(m).name for m in args.methods or ()}]
     ablations = resolve_ablations(args.ablations or [])
     from mt3.evaluation.protocol import TestImages
@@ -255,7 +304,10 @@ def reproduce_command(args: argparse.Namespace) -> None:
         args.data_dir,
         args.jobs or default_jobs(device),
     )
-    reproduce(study, args.dry_run)
+    if args.list_jobs or args.job is not None:
+        print(study_jobs(args, study), end="")
+    else:
+        reproduce(study, args.dry_run)
 
 
 def report_command(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The command line: train | evaluate | predict | corrupt | reproduce | report | demo.
+"""The command line: train | evaluate | merge | tune | predict | serve | corrupt | reproduce | report | status | demo.
 
 `mt3.cli.commands` has what each of them does; torch is imported where needed.
 """
@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from mt3.cli import commands
+from mt3.cli import cluster_commands, commands, method_commands
 from mt3.cli.arguments import (
+    ADAPTATION,
     Parser,
     adapt_arguments,
     chosen_data_arguments,
@@ -20,21 +21,28 @@ from mt3.cli.arguments import (
     corruption_arguments,
     count,
     data_arguments,
+    limit_arguments,
+    method_arguments,
+    number,
     path,
     positive,
     settle_data,
+    shard,
     training_arguments,
 )
 from mt3.config.methods import METHODS
 from mt3.config.words import field_help
+from mt3.service import DEFAULT_MODEL
 from mt3.studies.ablations import ABLATIONS
 from mt3.support.errors import WORD, InputError, RankLostError, name_list, shown
 from mt3.support.signals import Stopped, stop_on_signals
 from mt3.support.version import __version__
 
 TESTED = "all (the paper's; default), held-out, every, none"
+FORMATS = ("arrays", "folders")  # of corrupted images
+FORMAT_WORDS = "arrays: CIFAR-10-C's .npy files (default); folders: Tiny-ImageNet-C's, CORRUPTION/SEVERITY/CLASS/*.png"
 MANY = ("reproduce", "demo")  # start trainings of their own, so that torchrun has nothing to share out
-RESUMABLE = ("evaluate", "corrupt", "reproduce", "demo")  # `train` says how far it is, and needs --resume
+RESUMABLE = ("evaluate", "tune", "corrupt", "reproduce", "demo")  # `train` says how far it is, and needs --resume
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,16 +79,41 @@ def _parser() -> argparse.ArgumentParser:
     corruption_arguments(evaluate, TESTED, "5")
     evaluate.add_argument("--limit", type=count, help="only this many images of the test split")
     evaluate.add_argument("--first", type=count, default=0, metavar="INDEX", help="from this image on (default: 0)")
-    evaluate.add_argument("--corrupted", type=path, metavar="DIR", help="images in the published -C layout")
+    evaluate.add_argument("--corrupted", type=path, metavar="DIR", help="images in a -C layout, or SHIFT/CLASS/*")
     evaluate.add_argument("--unadapted", action="store_true", help="the model as it is, without adapting: much faster")
     evaluate.add_argument("--controls", action="store_true", help="also adapt on other images, to split the gain")
     evaluate.add_argument("--label", default="", help="the name of this variant in a report (default: the reference)")
     evaluate.add_argument("--data", help="the data set, if RUN does not say")
     evaluate.add_argument("--out", type=path, help="JSON file (default: RUN/evaluation.json)")
-    adapt_arguments(evaluate)
+    evaluate.add_argument(
+        "--shard", type=shard, metavar="I/N", help="share I, from 0 on, of N (default: torchrun's rank)"
+    )
+    method_arguments(evaluate, several=True)
+    evaluate.add_argument("--confidence", action="store_true", help="also how far answers agree over the views")
+    evaluate.add_argument("--tuned", type=path, metavar="FILE", help="take what `mt3 tune` chose")
+    adapt_arguments(evaluate, ADAPTATION)
     data_arguments(evaluate)
     compute_arguments(evaluate)
     evaluate.set_defaults(run=commands.evaluate_command)
+
+    merge = subparsers.add_parser("merge", help="the results of an evaluation whose shards are all done")
+    merge.add_argument("results", type=path, metavar="FILE", help="the JSON file that they were given as --out")
+    merge.set_defaults(run=cluster_commands.merge_command)
+
+    tune = subparsers.add_parser("tune", help="choose learning rate, steps and views, on what is not reported")
+    tune.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
+    method_arguments(tune)
+    for name, kind in (("lr", number), ("steps", positive), ("views", positive)):
+        told = f"values of {name} to try (default: by the method)"
+        tune.add_argument(f"--{name}", dest=f"tried_{name}", type=kind, nargs="+", metavar=name.upper(), help=told)
+    corruption_arguments(tune, "held-out (default), and no other group", "5")
+    tune.add_argument("--limit", type=positive, default=200, help="of the held-out images at most these (default: 200)")
+    tune.add_argument("--data", help="the data set, if RUN does not say")
+    tune.add_argument("--out", type=path, help="JSON file (default: RUN/tuned-METHOD-STREAM.json)")
+    adapt_arguments(tune, [name for name in ADAPTATION if name not in ("lr", "steps", "views")])
+    data_arguments(tune)
+    compute_arguments(tune)
+    tune.set_defaults(run=method_commands.tune_command)
 
     predict = subparsers.add_parser("predict", help="class and probability of image files, before and after adapting")
     predict.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
@@ -90,9 +123,19 @@ def _parser() -> argparse.ArgumentParser:
     compute_arguments(predict)
     predict.set_defaults(run=commands.predict_command, unadapted=False, controls=False)
 
-    corrupt = subparsers.add_parser("corrupt", help="write corrupted test images in the published -C layout")
+    serve = subparsers.add_parser("serve", help="a page to try it on, and an HTTP service (an extra)")
+    told = f"a run, a saved model, or a shipped model's name (default: {DEFAULT_MODEL})"
+    serve.add_argument("model", type=path, nargs="?", default=Path(DEFAULT_MODEL), metavar="MODEL", help=told)
+    serve.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: this machine alone)")
+    serve.add_argument("--port", type=count, default=8000, help="0: any that is free (default: 8000)")
+    limit_arguments(serve)
+    compute_arguments(serve)
+    serve.set_defaults(run=commands.serve_command)
+
+    corrupt = subparsers.add_parser("corrupt", help="write corrupted test images in a published layout")
     chosen_data_arguments(corrupt)
     corrupt.add_argument("--out", type=path, metavar="DIR", help="the directory to write; whole files in it are kept")
+    corrupt.add_argument("--format", choices=FORMATS, default=FORMATS[0], help=FORMAT_WORDS)
     corruption_arguments(corrupt, "all (the paper's), held-out, every (default)", "all five")
     corrupt.add_argument("--limit", type=positive, help="only this many images of the test split")
     corrupt.add_argument("--seed", type=count, default=0)
@@ -118,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ablations", nargs="+", action="extend", metavar="NAME", help=f"of {name_list(ABLATIONS)}, or all"
     )
     corruption_arguments(reproduce, TESTED, "5")
-    reproduce.add_argument("--corrupted", type=path, metavar="CDIR", help="images in the published -C layout")
+    reproduce.add_argument("--corrupted", type=path, metavar="CDIR", help="images in the layout of CIFAR-10-C")
     reproduce.add_argument("--limit", type=count, help="test images (default: 50 digits, all of CIFAR)")
     reproduce.add_argument(
         "--sweep-limit", type=count, help="test images for sweeps (default: 25 digits, else --limit)"
@@ -127,6 +170,12 @@ def _parser() -> argparse.ArgumentParser:
         "--jobs", type=positive, help="runs at a time, each with its share of the threads (default: 2 on a CPU, else 1)"
     )
     reproduce.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    reproduce.add_argument("--list-jobs", action="store_true", help="print what can run apart, as lines of JSON")
+    reproduce.add_argument(
+        "--shards", type=positive, metavar="N", help="of each evaluation in --list-jobs (default: 1)"
+    )
+    reproduce.add_argument("--job", metavar="NAME", help="do this one of --list-jobs, and nothing else")
+    reproduce.add_argument("--shard", type=shard, metavar="I/N", help="share I of N of a --job that evaluates")
     compute_arguments(reproduce)
     reproduce.set_defaults(run=commands.reproduce_command)
 
@@ -139,6 +188,11 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--words", type=path, metavar="FILE", help="Markdown that the report begins with")
     report.add_argument("--page", type=path, metavar="FILE", help="where the report goes (default: report.md in --out)")
     report.set_defaults(run=commands.report_command)
+
+    status = subparsers.add_parser("status", help="how far trainings, evaluations and studies are, also on other hosts")
+    status.add_argument("results", type=path, nargs="+", metavar="DIR", help="a run, a study, or an evaluation's file")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    status.set_defaults(run=cluster_commands.status_command)
 
     demo = subparsers.add_parser("demo", help="train and evaluate on the embedded digits, in minutes")
     demo.add_argument("--out", type=path, default=Path("runs/demo"))

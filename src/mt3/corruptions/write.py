@@ -1,19 +1,21 @@
-"""The writer of the published layout: one `<corruption>.npy` with all severities, `labels.npy` and `protocol.json`.
+"""The writer of the published layouts, with a `protocol.json` beside.
 
-An image's bytes depend on the data, the seed and the image's index, so neither the number of processes nor an
-interruption changes a file. Needs no torch.
+As CIFAR-10-C: one `<corruption>.npy` with all severities, and `labels.npy`. As Tiny-ImageNet-C:
+`<corruption>/<severity>/<class>/<index>.png`, with the index of the test image. An image's bytes depend on the data,
+the seed and the image's index, so neither the number of processes nor an interruption changes a file. Needs no torch.
 """
 
 import hashlib
 import os
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
 import scipy
-from PIL import features
+from PIL import Image, features
 
 from mt3.corruptions.parameters import parameter_set
 from mt3.corruptions.pixels import Bytes
@@ -45,22 +47,42 @@ def write_corrupted(
     """
     names, out = resolve(names), Path(out)
     check_images(dataset.test_images)
-    protocol = make_protocol(dataset, severities, limit, seed)
-    images = dataset.test_images[: protocol["images"]]
+    protocol = make_protocol(dataset, severities, limit, seed) | {"format": "arrays"}
     with own_directory(out):
-        _require_same(out, protocol)
-        for name in ("protocol.json", "labels.npy", *(f"{name}.npy" for name in available())):
+        _open_protocol(out, protocol, list(out.glob("*.npy")))
+        for name in ("labels.npy", *(f"{name}.npy" for name in available())):
             remove_leftovers(out / name)
-        if not (out / "protocol.json").exists():
-            write_json(out / "protocol.json", protocol)
-        labels = np.tile(dataset.test_labels[: len(images)], len(protocol["severities"]))
+        labels = np.tile(dataset.test_labels[: protocol["images"]], len(protocol["severities"]))
         with atomic_path(out / "labels.npy") as temporary, temporary.open("wb") as file:
             np.save(file, labels.astype(np.min_scalar_type(dataset.num_classes - 1)))  # as published: bytes
-        jobs = [_Job(out / f"{name}.npy", images, protocol["severities"], protocol["seed"]) for name in names]
+        jobs = [_Job(out / f"{name}.npy", name, dataset, protocol) for name in names]
         missing = [job for job in jobs if not _is_whole(job)]
-        written = [job.path.stem for job in missing]
-        run_apart(_write_file, missing, written, workers)
-    return written
+        run_apart(_write_array, missing, [job.name for job in missing], workers)
+    return [job.name for job in missing]
+
+
+def write_folders(
+    dataset: Dataset,
+    out: str | Path,
+    names: Sequence[str] = ("every",),
+    severities: Sequence[int] = SEVERITIES,
+    limit: int | None = None,
+    seed: int = 0,
+    workers: int = 1,
+) -> list[str]:
+    """As `write_corrupted`, with a PNG for each image; `mt3.data.open_shifts` reads these."""
+    names, out = resolve(names), Path(out)
+    check_images(dataset.test_images)
+    for kind in dataset.classes:
+        if kind.startswith(".") or "/" in kind or os.sep in kind:
+            raise InputError(f"The class {shown(kind)} cannot be the name of a folder; rename it, or write arrays.")
+    protocol = make_protocol(dataset, severities, limit, seed) | {"format": "folders"}
+    with own_directory(out):
+        _open_protocol(out, protocol, [out / name for name in available() if (out / name).exists()])
+        jobs = [_Job(out / name, name, dataset, protocol) for name in names]
+        missing = [job for job in jobs if _missing(job)]
+        run_apart(_write_photos, missing, [job.name for job in missing], workers)
+    return [job.name for job in missing]
 
 
 def make_protocol(dataset: Dataset, severities: Sequence[int], limit: int | None, seed: int) -> dict[str, Any]:
@@ -103,12 +125,14 @@ def library_versions() -> dict[str, str]:
     }
 
 
-def _require_same(out: Path, protocol: dict[str, Any]) -> None:
+def _open_protocol(out: Path, protocol: dict[str, Any], there: Sequence[Path]) -> None:
+    """Write the protocol into `out`; refuse another one there, and images that are there without one."""
     path = out / "protocol.json"
+    remove_leftovers(path)
     if not path.exists():
-        if any(out.glob("*.npy")):
-            raise InputError(f"{out} holds .npy files that `mt3 corrupt` did not write; choose another --out.")
-        return
+        if there:
+            raise InputError(f"{out} holds {there[0].name}, which `mt3 corrupt` did not write; choose another --out.")
+        write_json(path, protocol)
     old = read_json(path)
     if "clean_hash" not in old or not isinstance(old.get("versions"), dict):
         raise InputError(f"{path} is not a protocol of `mt3 corrupt`; choose another --out.")
@@ -126,16 +150,28 @@ def _require_same(out: Path, protocol: dict[str, Any]) -> None:
 
 
 class _Job(NamedTuple):
-    """One file to write."""
+    """The images under one corruption."""
 
-    path: Path
-    images: Bytes
-    severities: list[int]
-    seed: int
+    path: Path  # of its file or folder
+    name: str
+    dataset: Dataset  # to another process goes the name of a mapped file, not its bytes
+    protocol: dict[str, Any]
+
+    @property
+    def images(self) -> Bytes:
+        return self.dataset.test_images[: self.protocol["images"]]
+
+    @property
+    def severities(self) -> list[int]:
+        return list(self.protocol["severities"])
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (len(self.severities) * len(self.images), *self.images.shape[1:])
+
+    def photo(self, severity: int, index: int) -> Path:
+        kind: str = self.dataset.classes[self.dataset.test_labels[index]]
+        return self.path / str(severity) / kind / f"{index:06d}.png"
 
 
 def _is_whole(job: _Job) -> bool:
@@ -146,16 +182,34 @@ def _is_whole(job: _Job) -> bool:
         return False
 
 
-def _write_file(job: _Job) -> None:
-    name = job.path.stem
+def _write_array(job: _Job) -> None:
     with (
         atomic_path(job.path) as temporary,
         temporary.open("wb") as file,
-        Progress(f"corrupt {name}", job.shape[0], "images") as progress,
+        Progress(f"corrupt {job.name}", job.shape[0], "images") as progress,
     ):
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": job.shape})
         for severity in job.severities:
-            file.write(apply(job.images, name, severity, job.seed).data)
+            file.write(apply(job.images, job.name, severity, job.protocol["seed"]).data)
             progress.advance(len(job.images))
         file.flush()
         os.fsync(file.fileno())  # the bytes are on the disk before the file gets its name
+
+
+def _missing(job: _Job) -> list[tuple[int, int]]:
+    """Severity and index of the photos that are not there; one got its name when it was whole."""
+    every = product(job.severities, range(len(job.images)))
+    return [(severity, index) for severity, index in every if not job.photo(severity, index).is_file()]
+
+
+def _write_photos(job: _Job) -> None:
+    missing = _missing(job)
+    for leftover in job.path.glob("*/*/.*.png.????????.tmp"):  # of a process that was killed
+        leftover.unlink(missing_ok=True)
+    with Progress(f"corrupt {job.name}", job.shape[0], "images", job.shape[0] - len(missing)) as progress:
+        for severity, index in missing:
+            image = job.images[index : index + 1]
+            (corrupted,) = apply(image, job.name, severity, job.protocol["seed"], first_index=index)
+            with atomic_path(job.photo(severity, index)) as temporary:
+                Image.fromarray(corrupted).save(temporary, "PNG")
+            progress.advance()

@@ -22,7 +22,7 @@ class CorruptedSet:
     severities: tuple[int, ...]
     images: int
     size: int  # pixels, the side of the images
-    labels: Labels  # (images,), the same for every severity
+    labels: Labels  # (images,), the same for every corruption and severity
 
     def names(self) -> list[str]:
         """List the corruptions that are there, sorted."""

@@ -12,7 +12,7 @@ from mt3.support.errors import InputError
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 
-DATASETS = ("digits", "cifar10", "cifar100")
+DATASETS = ("digits", "photos", "cifar10", "cifar100")
 
 
 @dataclass(frozen=True, eq=False)

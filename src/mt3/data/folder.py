@@ -28,7 +28,7 @@ class Photo(NamedTuple):
     label: int
 
 
-class _Listing(NamedTuple):
+class Listing(NamedTuple):
     """A directory's entries that are not hidden, sorted."""
 
     folders: list[str]
@@ -53,7 +53,11 @@ def load_folder(path: str | Path, size: int = SIZE, skip_broken: bool = False, w
     for part in PARTS:
         names = [photo.name for photo in photos[part]]
         decoded = open_photos(Wanted(folder, part, names, size, skip_broken), workers)
-        found[part] = decoded.images, _labels(decoded, photos[part], classes, part)
+        labels = kept_labels(decoded, photos[part], f"photos to {part} on")
+        lost = sorted(set(range(len(classes))) - set(labels.tolist()))
+        if lost:
+            raise InputError(f"No photo of the class {classes[lost[0]]} to {part} on can be read; add some or drop it.")
+        found[part] = decoded.images, labels
     return Dataset(folder_name(folder), *found["train"], *found["test"], classes)
 
 
@@ -63,21 +67,18 @@ def folder_name(path: str | Path) -> str:
     return KIND + (name if is_name(name) else "photos")
 
 
-def _labels(decoded: Decoded, photos: Sequence[Photo], classes: Sequence[str], part: str) -> Labels:
+def kept_labels(decoded: Decoded, photos: Sequence[Photo], what: str) -> Labels:
+    """The labels of the photos that could be read; says how many of `what` could not."""
     broken = set(decoded.broken)
-    labels = np.array([photo.label for photo in photos if photo.name not in broken], dtype=np.int64)
-    lost = sorted(set(range(len(classes))) - set(labels.tolist()))
-    if lost:
-        raise InputError(f"No photo of the class {classes[lost[0]]} to {part} on can be read; add some or drop it.")
     if broken:
-        left_out = f"left out {len(broken)} of {len(photos)} photos to {part} on that cannot be read"
+        left_out = f"left out {len(broken)} of {len(photos)} {what} that cannot be read"
         print(f"{left_out}, the first is {shown(decoded.broken[0], 200)}", file=sys.stderr)
-    return labels
+    return np.array([photo.label for photo in photos if photo.name not in broken], dtype=np.int64)
 
 
 def _list_photos(folder: Path) -> tuple[tuple[str, ...], dict[str, list[Photo]]]:
     """The classes and, in an order that depends on their names alone, the photos to train and to test on."""
-    inside = {part: _list(folder / part).folders for part in PARTS if (folder / part).is_dir()}
+    inside = {part: list_entries(folder / part).folders for part in PARTS if (folder / part).is_dir()}
     if any(inside.values()):
         missing = [part for part in PARTS if not inside.get(part)]
         if missing:
@@ -101,14 +102,14 @@ def _list_photos(folder: Path) -> tuple[tuple[str, ...], dict[str, list[Photo]]]
     listed = {}
     for part in PARTS:
         photos = [Photo(name, label) for label, kind in enumerate(classes) for name in parts[part][kind]]
-        listed[part] = sorted(photos, key=lambda photo: _rank("order", photo.name))  # the first few show all classes
+        listed[part] = sorted(photos, key=lambda photo: rank("order", photo.name))  # the first few show all classes
     return classes, listed
 
 
 def _list_classes(folder: Path, part: str) -> dict[str, list[str]]:
     """The photos of each class, by their names below `folder`."""
     directory = folder / part
-    listing = _list(directory)
+    listing = list_entries(directory)
     others = [os.path.join(part, name) for name in listing.others]
     if len(listing.folders) < 2:
         found = f"only {shown(listing.folders[0], 200)}" if listing.folders else "none"
@@ -116,26 +117,37 @@ def _list_classes(folder: Path, part: str) -> dict[str, list[str]]:
     _refuse_twins(directory, listing.folders)
     classes: dict[str, list[str]] = {}
     for name in listing.folders:
-        inside = _list(directory / name)
+        inside = list_class(directory / name)
         below = name if not part else f"{part}/{name}"
-        if not inside.photos:
-            raise InputError(
-                f"{directory / name} holds no photos, expected files that end in {name_list(ENDINGS)}; add some or "
-                "remove it."
-            )
-        if not is_name(name):
-            raise InputError(f"{directory / name} is no name of a class; give it one of up to 255 printable letters.")
-        _refuse_twins(directory / name, inside.photos)
         classes[unicodedata.normalize("NFC", name)] = [f"{below}/{photo}" for photo in inside.photos]
         others += [f"{below}/{other}" for other in inside.others + inside.folders]
-    if others:
-        count = f"{len(others)} entries" if len(others) > 1 else "1 entry"
-        print(f"{folder}: left out {count} without the ending of a photo, the first is {others[0]}", file=sys.stderr)
+    tell_others(folder, others)
     return classes
 
 
-def _list(directory: Path) -> _Listing:
-    listing = _Listing([], [], [])
+def list_class(directory: Path) -> Listing:
+    """A class's folder, which must have a name for it, and photos in it."""
+    inside = list_entries(directory)
+    if not inside.photos:
+        raise InputError(
+            f"{directory} holds no photos, expected files that end in {name_list(ENDINGS)}; add some or remove it."
+        )
+    if not is_name(directory.name):
+        raise InputError(f"{directory} is no name of a class; give it one of up to 255 printable letters.")
+    _refuse_twins(directory, inside.photos)
+    return inside
+
+
+def tell_others(folder: Path, others: Sequence[str]) -> None:
+    """Say how many entries, by their names below the folder, are no photos."""
+    if others:
+        count = f"{len(others)} entries" if len(others) > 1 else "1 entry"
+        print(f"{folder}: left out {count} without the ending of a photo, the first is {others[0]}", file=sys.stderr)
+
+
+def list_entries(directory: Path) -> Listing:
+    """What is in a folder."""
+    listing = Listing([], [], [])
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
@@ -169,7 +181,7 @@ def _split(classes: dict[str, list[str]]) -> dict[str, dict[str, list[str]]]:
     """Part the photos of each class; `a.jpg` and `a.png`, probably the same photo twice, stay together."""
     parts: dict[str, dict[str, list[str]]] = {part: {} for part in PARTS}
     for kind, names in classes.items():
-        stems = sorted({_plain(os.path.splitext(name)[0]) for name in names}, key=lambda stem: _rank("split", stem))
+        stems = sorted({_plain(os.path.splitext(name)[0]) for name in names}, key=lambda stem: rank("split", stem))
         if len(stems) < 2:
             raise InputError(
                 f"The class {kind} has a single photo, expected at least two, one of them for testing; add some."
@@ -181,7 +193,7 @@ def _split(classes: dict[str, list[str]]) -> dict[str, dict[str, list[str]]]:
     return parts
 
 
-def _rank(use: str, name: str) -> bytes:
+def rank(use: str, name: str) -> bytes:
     """A place in a seeded order that is the same on every machine."""
     words = f"{SPLIT_SEED}/{use}/{_plain(name)}"
     return hashlib.blake2b(words.encode("utf-8", "surrogateescape"), digest_size=8).digest()

@@ -1,12 +1,13 @@
 """Image files to square RGB arrays, with a note of what had to be converted. Needs no torch."""
 
+import io
 import os
 import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,29 +26,46 @@ FIRST_FRAME = "only the first frame is read"  # the note on animated files and o
 ORIENTATION, ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # of EXIF
 
 
+class TooLargeError(InputError):
+    """An image has more pixels or bytes than are read."""
+
+
 def read_image(path: str | Path, size: int) -> tuple[NDArray[np.uint8], list[str]]:
     """Read an image file of the common formats as uint8 (size, size, 3); the notes say what was converted for that."""
-    path = Path(path)
+    with _one_sentence(str(path)), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's own size warning; the limit here is stricter
+        _check_file(Path(path))
+        return _read(Path(path), size, MAX_PIXELS)
+
+
+def read_image_bytes(
+    content: bytes, size: int, name: str, max_pixels: int = MAX_PIXELS
+) -> tuple[NDArray[np.uint8], list[str]]:
+    """As `read_image`, from a file's content; any number of threads may do this at a time."""
+    with _one_sentence(name, max_pixels):
+        return _read(io.BytesIO(content), size, max_pixels)
+
+
+@contextmanager
+def _one_sentence(name: str, max_pixels: int = MAX_PIXELS) -> Iterator[None]:
+    """Say in one sentence what is wrong with an image."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's own size warning; the limit here is stricter
-            _check_file(path)
-            return _read(path, size)
+        yield
     except InputError:
         raise
     except Image.DecompressionBombError:
-        raise InputError(
-            f"{path} has more than the {MAX_PIXELS // 10**6} megapixels or the sides of {MAX_SIDE} pixels that are "
+        raise TooLargeError(
+            f"{name} has more than the {max_pixels / 10**6:g} megapixels or the sides of {MAX_SIDE} pixels that are "
             "read; scale it down first."
         ) from None
     except UnidentifiedImageError:
-        raise InputError(f"{path} is not an image that can be read; give a {KINDS}.") from None
+        raise InputError(f"{name} is not an image that can be read; give a {KINDS}.") from None
     except MemoryError:
-        raise InputError(f"There is not enough memory to read {path}; scale it down first.") from None
+        raise InputError(f"There is not enough memory to read {name}; scale it down first.") from None
     except Exception as error:  # damaged bytes can raise anything in Pillow's readers
         told = isinstance(error, OSError | SyntaxError | ValueError)
         reason = getattr(error, "strerror", None) or (str(error) if told else "") or "it is damaged"
-        raise InputError(f"Cannot read {path} as an image ({reason}); give a whole {KINDS}.") from None
+        raise InputError(f"Cannot read {name} as an image ({reason}); give a whole {KINDS}.") from None
 
 
 @contextmanager
@@ -74,14 +92,14 @@ def _check_file(path: Path) -> None:
         what = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
         raise OSError(f"it is {what}, not a file")
     if status.st_size > MAX_BYTES:
-        raise InputError(f"{path} is longer than the {MAX_BYTES // 10**6} MB that are read; scale it down first.")
+        raise TooLargeError(f"{path} is longer than the {MAX_BYTES // 10**6} MB that are read; scale it down first.")
 
 
-def _read(path: Path, size: int) -> tuple[NDArray[np.uint8], list[str]]:
+def _read(source: Path | BinaryIO, size: int, max_pixels: int) -> tuple[NDArray[np.uint8], list[str]]:
     """Cut, turn upright and scale the first frame before what is left is converted: that needs the least memory."""
-    with Image.open(path, formats=FORMATS) as file:
+    with Image.open(source, formats=FORMATS) as file:
         width, height = file.size
-        if width * height > MAX_PIXELS or max(file.size) > MAX_SIDE:
+        if width * height > max_pixels or max(file.size) > MAX_SIDE:
             raise Image.DecompressionBombError
         file.draft(None, (DRAFT * size, DRAFT * size))
         file.load()

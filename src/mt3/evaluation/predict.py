@@ -13,45 +13,68 @@ from mt3.config.adaptation import Adaptation
 from mt3.models.classifier import MT3Model
 from mt3.support.errors import InputError
 
+NOT_FINITE = "The model's answer is not finite; lower lr, or train it again."
+
 
 def predict(
     model: MT3Model,
     images: Sequence[NDArray[np.uint8]],  # (H, H, 3) each
-    adaptation: Adaptation | None = None,  # none: the model's own
+    adaptation: Adaptation | None = None,  # none: the model's own, if it has one
     seed: int = 0,
+    everything: bool = False,
 ) -> list[dict[str, Any]]:
     """One answer per image; `after` is None for a model that has nothing to adapt with.
 
-    `adapted` says whether the step was used: not where the model has nothing to adapt with or the gate was shut.
+    With `everything` an answer has the probabilities of all classes. `adapted` says whether the step was used: not
+    where the model has nothing to adapt with or the gate was shut.
     """
     if not len(images):
         raise InputError("Expected at least one image to predict, got none.")
     batch = model.check_images(as_tensor(np.stack(list(images)), model.device))
     model.eval()
-    if model.objective is None:
+    if model.objective is None and adaptation is None:
         with torch.no_grad():
-            return [{"before": _answer(model, logits), "after": None, "adapted": False} for logits in model(batch)]
+            logits = model(batch)
+        return [{"before": _answer(model, own, everything), "after": None, "adapted": False} for own in logits]
     adapter = Adapter(model, adaptation, seed=seed)
     compared = adapter.compare(batch)
     kept = adapter.keeps(compared.before)
     return [
         {
-            "before": _answer(model, compared.before[i]),
-            "after": _answer(model, compared.after[i]),
+            "before": _answer(model, compared.before[i], everything),
+            "after": _answer(model, compared.after[i], everything),
             "adapted": not kept[i].item(),
-            "selfsup_loss_before": compared.loss_before[i].item(),
-            "selfsup_loss_after": compared.loss_after[i].item(),
-            "gradient_norm": compared.grad_norm[i].item(),
+            "loss_before": _finite(compared.loss_before[i]),
+            "loss_after": _finite(compared.loss_after[i]),
+            "gradient_norm": _finite(compared.grad_norm[i]),
         }
         for i in range(len(batch))
     ]
 
 
-def _answer(model: MT3Model, logits: Tensor) -> dict[str, Any]:
+def predict_next(adapter: Adapter, images: Sequence[NDArray[np.uint8]]) -> list[dict[str, Any]]:
+    """Answers to the next images of a stream, by the model as it is and by what it has become."""
+    model = adapter.model
+    assert isinstance(model, MT3Model)
+    batch = as_tensor(np.stack(list(images)), model.device)
+    pairs = zip(adapter.unadapted(batch), adapter(batch), strict=True)
+    return [
+        {"before": _answer(model, before, False), "after": _answer(model, after, False), "adapted": True}
+        for before, after in pairs
+    ]
+
+
+def _finite(value: Tensor) -> float | None:
+    """A number; none for what JSON has no word for, as the loss of a method that left the image out."""
+    return value.item() if value.isfinite() else None
+
+
+def _answer(model: MT3Model, logits: Tensor, everything: bool) -> dict[str, Any]:
     p = probabilities(logits)
     index = int(p.argmax())
     names = model.classes or [str(i) for i in range(model.num_classes)]
-    return {"class": names[index], "index": index, "probability": float(p[index])}
+    answer = {"class": names[index], "index": index, "probability": float(p[index])}
+    return answer | {"probabilities": p.tolist()} if everything else answer
 
 
 def as_tensor(images: NDArray[np.uint8], device: torch.device) -> Tensor:
@@ -63,5 +86,5 @@ def probabilities(logits: Tensor) -> NDArray[np.float32]:
     """Of the classes, the last axis; an answer that is not finite is refused."""
     p = np.asarray(logits.float().softmax(-1).cpu().numpy())
     if not np.isfinite(p).all():
-        raise InputError("The model's answer is not finite; lower --lr, or train it again.")
+        raise InputError(NOT_FINITE)
     return p

@@ -16,7 +16,7 @@ from mt3.networks.backbone import MAX_WEIGHTS, as_backbone
 from mt3.networks.foreign import Pooled
 from mt3.networks.layers import Conv2d, GroupNorm, Linear
 from mt3.objectives.augment import as_float
-from mt3.objectives.objective import Outputs
+from mt3.objectives.objective import Objective, Outputs
 from mt3.objectives.registry import get_objective
 from mt3.support.errors import InputError, check_number, one_of
 
@@ -82,7 +82,7 @@ class MT3Model(
         self.num_classes, self.size, self.classes = num_classes, size, classes
         self.adaptation, self.precision = adaptation, precision
         self.objective = None if objective is None else get_objective(objective, adaptation.variant)
-        self.normalisation = None if normalisation is None else _check_normalisation(normalisation)
+        self.normalisation = None if normalisation is None else check_normalisation(normalisation)
         self.backbone = as_backbone(backbone, size)
         features = self.backbone.features
         if hidden * (features + hidden + 3 * projection + num_classes) > MAX_WEIGHTS:
@@ -134,11 +134,16 @@ class MT3Model(
         return Outputs(logits.to(dtype), {name: t.to(dtype) for name, t in found.items()})  # losses are not rounded
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Take the mean off and divide by the deviation; in a stack, of each network's channels."""
-        if self.normalisation is None:
-            return x
-        mean, deviation = (x.new_tensor(v).repeat(x.shape[1] // 3).view(1, -1, 1, 1) for v in self.normalisation)
-        return (x - mean) / deviation
+        """Take the mean off and divide by the deviation."""
+        return normalise(x, self.normalisation)
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the class layer sees (N, F)."""
+        x = self.normalise(as_float(images, self.dtype))
+        with torch.autocast(x.device.type, torch.bfloat16, self.precision == "bfloat16", cache_enabled=False):
+            features = self.backbone(x)
+            shared = features if self.hidden is None else F.relu(self.hidden(features))
+        return shared.to(self.dtype)
 
     def _pass(self, x: Tensor, heads: bool) -> Outputs:
         trunk = self.backbone.early(x)
@@ -182,45 +187,23 @@ class MT3Model(
         told: Any = self._hub_mixin_config
         self._hub_mixin_config = dict(told or {}) | values
 
-    def adapted_names(self, layers: str) -> tuple[str, ...]:
-        """The parameters that adapt: of those that feed the objective's loss, what `layers` says."""
-        if self.objective is None:
+    def adapted_names(self, layers: str, objective: Objective | None = None) -> tuple[str, ...]:
+        """The parameters that adapt: of those that feed the objective's loss, what `layers` says; none: its own."""
+        objective = self.objective if objective is None else objective
+        if objective is None:
             return ()
-        parts = [part for part in self.objective.feeds if layers != "last" or part != "early"]
+        parts = [part for part in objective.feeds if layers != "last" or part != "early"]
         if not {"early", "late", "hidden", "classify"} & set(parts):
             raise InputError(
                 "This objective has a last stage of its own, which no class depends on, so that adapting it alone "
                 "would change nothing; adapt all or norm."
             )
         fed = tuple(PARTS[part] for part in parts)
-        names = [name for name, _ in self.named_parameters() if name.startswith(fed)]
-        if layers == "norm":
-            norms = tuple(f"{name}." for name, module in self.named_modules() if isinstance(module, NORMS))
-            names = [name for name in names if name.startswith(norms)]
-        own = dict(self.named_parameters())
-        # frozen weights stay as they are, unless all are frozen: then the model just is not to be trained
-        return tuple([name for name in names if own[name].requires_grad] or names)
+        return names_to_adapt(self, [name for name, _ in self.named_parameters() if name.startswith(fed)], layers)
 
     def check_images(self, images: Tensor) -> Tensor:
         """Require a tensor (N, 3, size, size), uint8 or float in [0, 1]."""
-        if not isinstance(images, Tensor):
-            raise InputError(f"Expected images as a torch tensor, got {type(images).__name__}; use torch.from_numpy.")
-        side = self.size or (images.shape[-1] if images.ndim == 4 else "H")
-        if images.ndim != 4 or tuple(images.shape[1:]) != (3, side, side):
-            raise InputError(
-                f"Expected images of shape (N, 3, {side}, {side}), got {tuple(images.shape)}; resize or permute them."
-            )
-        if images.dtype == torch.uint8:
-            return images
-        if images.dtype not in FLOATS:
-            raise InputError(f"Expected uint8 images or floats in [0, 1], got {images.dtype}.")
-        if len(images):
-            low, high = images.aminmax()
-            if not (low >= 0 and high <= 1):
-                raise InputError(
-                    f"Expected float images in [0, 1], got values from {low:.4g} to {high:.4g}; scale them."
-                )
-        return images
+        return check_images(images, self.size)
 
     @classmethod
     def _decode_arg(cls, expected_type: Any, value: Any) -> Any:
@@ -241,7 +224,50 @@ class MT3Model(
         raise InputError(f"Expected weights as model.safetensors, got {Path(model_file).name}, which is not unpickled.")
 
 
-def _check_normalisation(given: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def check_images(images: Tensor, size: int | None, bounded: bool = True) -> Tensor:
+    """Require a tensor (N, 3, size, size), uint8 or float in [0, 1].
+
+    Where values are not bounded, any finite ones will do, and so will any height and width.
+    """
+    if not isinstance(images, Tensor):
+        raise InputError(f"Expected images as a torch tensor, got {type(images).__name__}; use torch.from_numpy.")
+    side = size or (images.shape[-1] if images.ndim == 4 else "H")
+    shaped = images.ndim == 4 and images.shape[1] == 3
+    if not shaped or ((bounded or size) and tuple(images.shape[2:]) != (side, side)):
+        raise InputError(
+            f"Expected images of shape (N, 3, {side}, {side}), got {tuple(images.shape)}; resize or permute them."
+        )
+    if images.dtype == torch.uint8:
+        return images
+    if images.dtype not in FLOATS:
+        raise InputError(f"Expected uint8 images or floats in [0, 1], got {images.dtype}.")
+    if len(images):
+        low, high = images.aminmax()
+        if not (low >= 0 and high <= 1) and (bounded or not (low - high).isfinite()):
+            told = "float images in [0, 1]" if bounded else "finite images"
+            raise InputError(f"Expected {told}, got values from {low:.4g} to {high:.4g}; scale them.")
+    return images
+
+
+def names_to_adapt(model: nn.Module, names: list[str], layers: str) -> tuple[str, ...]:
+    """Of these parameters the ones that adapt: all of them or the norms'."""
+    if layers == "norm":
+        norms = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, NORMS))
+        names = [name for name in names if name.startswith(norms)]
+    own = dict(model.named_parameters())
+    # frozen weights stay as they are, unless all are frozen: then the model just is not to be trained
+    return tuple([name for name in names if own[name].requires_grad] or names)
+
+
+def normalise(x: Tensor, normalisation: Sequence[Sequence[float]] | None) -> Tensor:
+    """Take the mean off and divide by the deviation; in a stack, of each network's channels."""
+    if normalisation is None:
+        return x
+    mean, deviation = (x.new_tensor(v).repeat(x.shape[1] // 3).view(1, -1, 1, 1) for v in normalisation)
+    return (x - mean) / deviation
+
+
+def check_normalisation(given: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Three means and three deviations above 0, of images in [0, 1]."""
     try:
         mean, deviation = (tuple(float(v) for v in part) for part in given)

@@ -18,7 +18,7 @@ Normalisation = Sequence[Sequence[float]] | None
 
 def add_objective(
     classifier: nn.Module,
-    objective: str = "byol",
+    objective: str | None = "byol",  # none: no heads, its features and classes alone
     features: str | None = None,  # the name of its class layer; none: its last nn.Linear
     *,
     normalisation: Normalisation,  # mean and deviation that its images had in training; none: images in [0, 1]

@@ -1,8 +1,9 @@
-"""Batch normalisation: when it is refused, and how it is replaced."""
+"""Batch normalisation: when it is refused, how it is replaced, and how it takes the statistics of a batch."""
 
 import copy
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from mt3.support.errors import InputError
 
@@ -19,6 +20,42 @@ def refuse_training_statistics(module: nn.Module) -> None:
                 "from the views of a single image, and keep a trace of them; call .eval() on a finished network, which "
                 "freezes them, or replace the layers by mt3.convert_batchnorm(module) and train."
             )
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    return any(isinstance(part, BATCH_NORM) for part in module.modules())
+
+
+def take_batch_statistics(twin: nn.Module, share: float) -> None:
+    """Let every batch normalisation of a module take this share of its statistics from the batch.
+
+    The module is changed, so that it has to be a twin that nobody else has (`bind`); the buffers are shared, and stay.
+    """
+    for part in twin.modules():
+        if isinstance(part, BATCH_NORM) and part.running_mean is not None:
+            if share == 1:  # PyTorch's own way for a layer without statistics
+                part.__dict__["_buffers"] = part._buffers | {"running_mean": None, "running_var": None}
+            else:
+                part.__class__, part.__dict__["share"] = _Mixed, share
+
+
+class _Mixed(BATCH_NORM):
+    """A batch normalisation by a mixture of the batch's statistics and its own."""
+
+    share: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        variance, mean = torch.var_mean(x.float() if x.dtype.itemsize < 4 else x, axes, correction=0)
+        mean = torch.lerp(self.running_mean.to(mean), mean, self.share).view(shape)
+        variance = torch.lerp(self.running_var.to(variance), variance, self.share).view(shape)
+        out = (x - mean) * (variance + self.eps).rsqrt()
+        if self.affine:
+            out = out * self.weight.view(shape) + self.bias.view(shape)
+        return out.to(x.dtype)
 
 
 def convert_batchnorm(module: nn.Module, groups: int = GROUPS) -> nn.Module:

@@ -49,6 +49,7 @@ class Byol:
 
     feeds: tuple[str, ...] = ("early", "late", "hidden", "heads")  # all but the class layer
     images_per_view = 2
+    draws_views = True
     has_target = True
     shows_images = False
 

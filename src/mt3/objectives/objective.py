@@ -29,6 +29,7 @@ class Objective(Protocol):
 
     feeds: tuple[str, ...]  # parts of the model whose weights its loss depends on: early, late, hidden, heads, classify
     images_per_view: int  # 2 where views come in pairs
+    draws_views: bool  # whether its test views are made from an image, in [0, 1]; if not, they are the image itself
     has_target: bool  # whether its loss compares with what another network gives for the same views
     shows_images: bool  # whether the first of its training views are the classified images themselves
 

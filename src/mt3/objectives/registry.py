@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from mt3.objectives.byol import Byol
+from mt3.objectives.entropy import AugmixEntropy, Entropy, MarginalEntropy, ReliableEntropy
 from mt3.objectives.objective import Objective
 from mt3.objectives.rotation import Rotation
 from mt3.support.errors import InputError, one_of
@@ -10,6 +11,10 @@ from mt3.support.errors import InputError, one_of
 OBJECTIVES: dict[str, Callable[[str], Objective]] = {
     "byol": Byol,
     "rotation": Rotation,
+    "entropy": Entropy,
+    "reliable-entropy": ReliableEntropy,
+    "marginal-entropy": MarginalEntropy,
+    "marginal-entropy-augmix": AugmixEntropy,
 }
 
 

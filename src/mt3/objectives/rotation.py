@@ -37,6 +37,7 @@ class Rotation:
 
     feeds: tuple[str, ...] = ("early", "heads")
     images_per_view = 1
+    draws_views = True
     has_target = False
     shows_images = True
 

@@ -112,8 +112,9 @@ def accuracy_table(rows: Sequence[Row], severity: int, published: bool) -> Table
     beside = {row.title: theirs[row.name] for row in rows if row.name in theirs}
     columns = columns_of(rows, severity)
     lines = [*corruption_lines(columns, names, beside), run_line(rows), *training_lines(rows, bool(beside))]
-    reach = 100 * Z95 * sqrt(0.25 / protocol["images"])
-    note = f"{reading_words('sample standard deviation', list(columns))} With {protocol['images']:,} images a "
+    fewest, _ = image_range(protocol)
+    reach = 100 * Z95 * sqrt(0.25 / fewest)
+    note = f"{reading_words('sample standard deviation', list(columns))} With {fewest:,} images a "
     note += f"corruption's accuracy is uncertain by up to {reach:.1f} points (95 %), whatever the seeds; differences "
     note += f"are known more closely, from intervals paired over images. {departure_words(rows)}".rstrip()
     if published:
@@ -123,10 +124,17 @@ def accuracy_table(rows: Sequence[Row], severity: int, published: bool) -> Table
     return Table("accuracy", title, "corruption", tuple(columns), tuple(lines), note)
 
 
+def image_range(protocol: dict[str, Any]) -> tuple[int, int]:
+    """The fewest and the most images under a corruption; shifts of one's own may differ in their number."""
+    counts = protocol["source"].get("images") or [protocol["images"]]
+    return min(counts), max(counts)
+
+
 def image_words(protocol: dict[str, Any]) -> str:
     """How many images, and which if not the first ones."""
-    first = protocol["first"]
-    return f"{protocol['images']:,} images" + (f" from number {first:,} on" if first else "")
+    first, (fewest, most) = protocol["first"], image_range(protocol)
+    number = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
+    return f"{number} images" + (f" from number {first:,} on" if first else "")
 
 
 def source_words(source: dict[str, Any]) -> str:

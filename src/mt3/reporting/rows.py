@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
     def paired(self, other: "Row", severity: int | None) -> Cell:
         """The difference image by image, over the seeds that both have."""
-        a, b = ({e.run.seed: e.correct(row.key, None, severity).mean(0) for e in row.runs} for row in (self, other))
+        a, b = ({e.run.seed: e.per_image(row.key, None, severity) for e in row.runs} for row in (self, other))
         found = [100 * a[seed] - 100 * b[seed] for seed in a if seed in b]
         return interval_cell(paired_interval(np.mean(found, axis=0))) if found else DASH
 

@@ -15,7 +15,7 @@ from mt3.evaluation.protocol import Protocol, TestImages, describe
 from mt3.models.classifier import MT3Model
 from mt3.models.store import load, read_run
 from mt3.reporting.published import published_table
-from mt3.results.facts import about_run
+from mt3.results.runs import about_run
 from mt3.results.tables import Cell, Line, Table, markdown
 from mt3.studies.ablations import SWEEPS, SWEPT, TRAINED, label
 from mt3.studies.clock import Clock
@@ -180,7 +180,7 @@ def make_parts(study: Study, trainings: Sequence[Training]) -> list[Part]:
         parts.append(part)
         for name, tests in plan_tests(study, training).items():
             title = f"evaluate {training.name}" + (f", {len(tests)} settings of {name}" if name else "")
-            (swept if name else parts).append(_test_part(study, title, tests, model, clock))
+            (swept if name else parts).append(test_part(study, title, tests, model, clock))
     return parts + swept
 
 
@@ -201,7 +201,7 @@ def _training_part(study: Study, training: Training, clock: Clock, starts: set[C
     return Part(title, min(0.99, there / whole), left, training), None
 
 
-def _test_part(study: Study, title: str, tests: Sequence[Test], model: MT3Model | None, clock: Clock) -> Part:
+def test_part(study: Study, title: str, tests: Sequence[Test], model: MT3Model | None, clock: Clock) -> Part:
     """Evaluations of one run; without its model nothing of them can be there."""
     sources = len(study.corruptions) * len(study.severities) + 1  # and the clean images
     training, seconds, shares = tests[0].training, 0.0, []

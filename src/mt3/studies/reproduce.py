@@ -34,6 +34,7 @@ from mt3.studies.plan import (
     protocol_of,
     starts_of,
 )
+from mt3.support import ranks
 from mt3.support.errors import name_list
 from mt3.support.files import RUN_FILE, own_directory
 from mt3.support.processes import run_apart
@@ -55,9 +56,15 @@ def reproduce(study: Study, dry_run: bool = False) -> None:
         parts = make_parts(study, trainings)
         print(plan_text(study, parts), flush=True)
         _do_parts(study, trainings, [part for part in parts if part.share < 1])
-        published = published_table(study.dataset.name) is not None and study.preset != "demo"
-        table, files, notes = write_report([study.out], study.out / "report", published, root=study.out)
-    print("\n".join(["", *notes, table, "", f"wrote {name_list(f.name for f in files)} in {study.out / 'report'}"]))
+        told = write_study_report(study)
+    print(told)
+
+
+def write_study_report(study: Study) -> str:
+    """Report on all that is in the study's directory; returns what to print."""
+    published = published_table(study.dataset.name) is not None and study.preset != "demo"
+    table, files, notes = write_report([study.out], study.out / "report", published, root=study.out)
+    return "\n".join(["", *notes, table, "", f"wrote {name_list(f.name for f in files)} in {study.out / 'report'}"])
 
 
 def _do_parts(study: Study, trainings: Sequence[Training], todo: Sequence[Part]) -> None:
@@ -105,7 +112,7 @@ def _do(study: Study, trainings: Sequence[Training], parts: Sequence[tuple[str, 
 def train_run(study: Study, trainings: Sequence[Training], training: Training) -> None:
     """Train, or go on; the training that comes first is copied from one of `trainings` that has the very same."""
     first = start_config(training.config)
-    for start in [start for other in trainings for start in starts_of(other)]:
+    for start in [start for other in trainings for start in starts_of(other) if ranks.is_main()]:
         if start.config == first and steps_done(first, start.folder) is None:
             copy_start(start.folder.parent, training.folder)
             break

@@ -16,6 +16,7 @@ from mt3.support.errors import InputError
 
 RUN_FILE = "run.json"  # config, progress and time of a training run
 METRICS_FILE = "metrics.jsonl"
+PROGRESS_FILE = "progress.json"  # of a training: who is at it, how far, and how it failed; gone when it has ended well
 MAX_DEPTH = 50  # of objects and lists in one another; files of this package have up to six
 
 
@@ -61,41 +62,88 @@ def remove_leftovers(path: str | Path) -> None:
 
 
 @contextmanager
-def own_directory(directory: Path) -> Iterator[None]:
-    """Make `directory` and keep a second process out for the block; what was made in vain is removed again.
-
-    The lock ends with this process, however it ends.
-    """
+def made_directory(directory: Path) -> Iterator[None]:
+    """Make `directory` for the block; what was made in vain is removed again."""
     made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        handle = None if sys.platform == "win32" else os.open(directory, os.O_RDONLY)
     except OSError as error:
         raise InputError(f"Cannot write {directory}: {error.strerror}; choose another --out.") from error
     try:
-        if handle is not None:
-            _lock(handle, directory)
         yield
     finally:
         for folder in made:
             with suppress(OSError):  # something is in it
                 folder.rmdir()
+
+
+@contextmanager
+def own_directory(directory: Path) -> Iterator[None]:
+    """Make `directory` and keep a second process out for the block; what was made in vain is removed again.
+
+    The lock ends with this process, however it ends. On NFS it keeps out those of this host alone.
+    """
+    handle = None
+    try:
+        with made_directory(directory):
+            if sys.platform != "win32":
+                handle = os.open(directory, os.O_RDONLY)
+                if not _lock(handle) or not directory.exists():  # who had the lock has just removed it
+                    raise InputError(
+                        f"Another process is writing to {directory}; wait until it ends, or choose another --out."
+                    )
+            yield
+    finally:
         if handle is not None:
             os.close(handle)
 
 
-def _lock(handle: int, directory: Path) -> None:
+@contextmanager
+def own_file(path: Path, refusal: str | None) -> Iterator[None]:
+    """Keep other processes out for the block, by a lock on the file `path`, which is there meanwhile.
+
+    Who comes second is told the refusal; without one it waits. The lock ends with this process, however it ends. Unlike
+    that of a directory, NFS carries it to other hosts; a file system without locks keeps nobody out.
+    """
+    handle = None if sys.platform == "win32" else _take(path, refusal)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            with suppress(OSError):  # gone with its directory
+                path.unlink()
+            os.close(handle)
+
+
+def _take(path: Path, refusal: str | None) -> int:
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # its directory is being removed
+            continue
+        except OSError as error:
+            raise InputError(f"Cannot write {path}: {error.strerror}; choose another --out.") from error
+        if not _lock(handle, wait=refusal is None):
+            os.close(handle)
+            raise InputError(str(refusal))
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
+                return handle
+        os.close(handle)  # who had the lock has just removed the file
+
+
+def _lock(handle: int, wait: bool = False) -> bool:
+    """Whether the lock is ours; a file system without locks gives it to everybody."""
     import fcntl  # not on Windows
 
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        taken = not directory.exists()  # who had the lock has just removed it
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
-        taken = True
+        return False
     except OSError:
-        taken = False  # a file system without locks
-    if taken:
-        raise InputError(f"Another process is writing to {directory}; wait until it ends, or choose another --out.")
+        return True
+    return True
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mt3.adaptation.adapter import stack_size
+from mt3.adaptation.memory import stack_size
 from mt3.adaptation.step import clip_gradients
 from mt3.config.config import Config, read_schedule
 from mt3.data import Dataset
@@ -23,7 +23,7 @@ from mt3.models.classifier import MT3Model
 from mt3.models.store import read_run, save_checkpoint, save_model
 from mt3.support import ranks
 from mt3.support.errors import InputError
-from mt3.support.files import METRICS_FILE, RUN_FILE, write_json
+from mt3.support.files import METRICS_FILE, PROGRESS_FILE, RUN_FILE, write_json
 from mt3.support.precision import choose_precision
 from mt3.support.progress import Progress
 from mt3.support.signals import Stop, Stopped, stop_on_signals
@@ -198,10 +198,11 @@ def _train_link(
     labels = torch.from_numpy(dataset.train_labels).to(device)
     began = time.monotonic() - seconds
     step = saved = start
+    file = out / PROGRESS_FILE if main else None
     try:
         with (
             open(out / METRICS_FILE if main else os.devnull, "a", encoding="utf-8") as metrics_file,
-            Progress(f"train {config.method}", last_step, "steps", start) as progress,
+            Progress(f"train {config.method}", last_step, "steps", start, file=file) as progress,
         ):
             while step < last_step and not ranks.agree(stop.number):
                 log = (step + 1) % options.log_every == 0

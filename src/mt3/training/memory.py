@@ -2,11 +2,12 @@
 
 import torch
 
-from mt3.adaptation.adapter import machine_memory, stack_size
+from mt3.adaptation.memory import stack_size
 from mt3.config.config import Config
 from mt3.models.classifier import MT3Model
 from mt3.support import ranks
 from mt3.support.errors import InputError
+from mt3.support.machine import free_memory
 from mt3.support.threads import count_threads
 
 # bytes for each that `Backbone.kept` counts, fitted to measured peaks (docs/performance.md): K 8 and 16, M 1 to 3
@@ -53,16 +54,16 @@ def check_step_memory(model: MT3Model, config: Config, size: int, recompute: boo
         ways += ["--recompute"] if needs(again=True) <= there else []
     advice = f"give {' or '.join(ways)}" if ways else "take a smaller network or smaller images"
     raise InputError(
-        f"A step of this training takes about {needs() / 2**30:.1f} GB of memory, and there are "
-        f"{there / 2**30:.1f} GB; {advice}."
+        f"A step of this training takes about {needs() / 2**30:.1f} GB of memory, and "
+        f"{there / 2**30:.1f} GB are free; {advice}."
     )
 
 
 def device_memory(device: torch.device) -> float:
-    """Bytes of memory that the machine has for each rank on it, or that are free on an accelerator that says so."""
+    """Bytes of memory that are free for each rank on this machine, as far as the device says so."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    return machine_memory() / ranks.neighbours() if device.type == "cpu" else float("inf")
+    return free_memory() / ranks.neighbours() if device.type == "cpu" else float("inf")
 
 
 def _views_per_image(model: MT3Model) -> int:

@@ -22,7 +22,15 @@ from mt3.models.store import (
 )
 from mt3.support import ranks
 from mt3.support.errors import InputError, name_list
-from mt3.support.files import METRICS_FILE, RUN_FILE, atomic_path, own_directory, parse_json, remove_leftovers
+from mt3.support.files import (
+    METRICS_FILE,
+    PROGRESS_FILE,
+    RUN_FILE,
+    atomic_path,
+    own_directory,
+    parse_json,
+    remove_leftovers,
+)
 from mt3.training.tasks import images_per_task
 
 SNAPSHOTS = "snapshots"  # where a run keeps models from along the way
@@ -177,6 +185,7 @@ def remove_run_leftovers(out: Path) -> None:
     """Delete what a training that was killed had not yet renamed; nobody else may be training in `out`."""
     remove_leftovers(out / RUN_FILE)
     remove_leftovers(out / METRICS_FILE)
+    remove_leftovers(out / PROGRESS_FILE)
     for path in (out / "checkpoints").glob(".step-*.tmp"):
         path.unlink(missing_ok=True)
     for folder in (*out.glob(".model-????????"), *out.glob(f"{SNAPSHOTS}/step-*/.model-????????")):
@@ -252,5 +261,5 @@ def copy_start(source: Path, target: Path) -> None:
         return
     copy = target / f".{START}"
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(source / START, copy)
+    shutil.copytree(source / START, copy, ignore=shutil.ignore_patterns(PROGRESS_FILE, ".*.tmp"))
     copy.rename(target / START)

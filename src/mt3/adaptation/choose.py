@@ -1,0 +1,117 @@
+"""What an adapter adapts and how: a method's name, an `Adaptation` or fields of one, on any classifier."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from mt3.config.adaptation import FIELDS, Adaptation
+from mt3.config.rivals import RIVALS, adaptation_named
+from mt3.models.call import Network
+from mt3.models.classifier import MT3Model
+from mt3.models.plain import Plain
+from mt3.models.wrap import add_objective
+from mt3.networks.norms import has_batch_norm, refuse_training_statistics
+from mt3.objectives.objective import Objective
+from mt3.objectives.registry import get_objective
+from mt3.support.errors import InputError, name_list, one_of, shown
+
+NO_GRADIENT = ("t3a", "lame")  # rules that see the class layer and what it sees
+
+
+class Wrapping(NamedTuple):
+    """What is to be known of a classifier that is no model of ours."""
+
+    normalisation: Sequence[Sequence[float]] | None
+    size: int | None
+    features: str | None
+
+
+def choose_adaptation(model: Any, method: Any, fields: Mapping[str, Any]) -> Adaptation:
+    """The adaptation that is named, given or the model's own, with these fields replaced."""
+    if not isinstance(method, str | Adaptation | None):
+        raise InputError(
+            f"Expected a method's name, an mt3.Adaptation or fields of one, as lr=0.05, got {shown(repr(method))}."
+        )
+    unknown = [name for name in fields if name not in FIELDS]
+    if unknown:
+        raise InputError(one_of("field of an adaptation", unknown[0], FIELDS))
+    chosen = adaptation_named(method) if isinstance(method, str) else method
+    if chosen is None:
+        if not isinstance(model, MT3Model):
+            raise InputError(
+                f"Expected a method for a network that has none of its own, a {type(model).__name__}, such as "
+                f"mt3.Adapter(network, 'tent'); the names are {name_list(RIVALS)}."
+            )
+        if model.objective is None:
+            raise InputError("This model has no objective to adapt with; use model(images) as it is, or name a method.")
+        chosen = model.adaptation
+    return replace(chosen, **fields)
+
+
+def choose_network(model: Any, adaptation: Adaptation, wrapping: Wrapping) -> Network:
+    """The model, or the classifier with what adapting needs around it; refuses what does not go together."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"Expected a classifier as a torch module, got a {type(model).__name__}; mt3.load gives one.")
+    if adaptation.statistics < 1:
+        refuse_training_statistics(model)
+    if isinstance(model, MT3Model | Plain):  # which know all about themselves
+        if wrapping != (None, None, None):
+            raise InputError("An MT3Model knows its normalisation, size and class layer; leave these out.")
+        network: Network = model
+    elif adaptation.rule in NO_GRADIENT:
+        normalisation, size, features = wrapping
+        network = add_objective(model, None, features, normalisation=normalisation, size=size)
+    else:
+        network = Plain(model, wrapping.normalisation, wrapping.size)
+    _check_fit(network, adaptation)
+    return network
+
+
+def objective_of(adaptation: Adaptation) -> Objective | None:
+    """What is minimised; none where nothing is."""
+    name = adaptation.objective
+    return None if name is None else get_objective(name, adaptation.variant)
+
+
+def images_in_pass(adaptation: Adaptation) -> int:
+    """The images that a step on one image sends through the network."""
+    objective = objective_of(adaptation)
+    if objective is None or not objective.draws_views:
+        return 1
+    return adaptation.views * objective.images_per_view
+
+
+def _check_fit(model: Network, adaptation: Adaptation) -> None:
+    """Refuse an adaptation that this network cannot follow, or that could not change an answer."""
+    objective = objective_of(adaptation)
+    stream, group = adaptation.carry == "stream", adaptation.batch
+    if adaptation.rule == "t3a" and not stream:
+        raise InputError("T3A collects the images of a stream for each class; give carry='stream'.")
+    if adaptation.rule == "lame" and (not stream or group < 2):
+        raise InputError("LAME compares the images of a batch; give carry='stream' and a batch of at least 2.")
+    if adaptation.rule == "average" and (objective is None or not objective.draws_views):
+        raise InputError("The average is over views, which this objective does not draw; give marginal-entropy.")
+    if objective is None:
+        if adaptation.rule == "step" and not adaptation.statistics:
+            raise InputError("This adaptation has no objective to adapt with; use the model as it is.")
+        if adaptation.rule == "step" and not has_batch_norm(model):
+            raise InputError("The network has no batch normalisation, whose statistics this method takes from a batch.")
+        if adaptation.rule == "step" and (not stream or group < 2):
+            raise InputError(
+                "Statistics of batch normalisation are of a batch; give carry='stream' and a batch of at least 2."
+            )
+        return
+    own = model.adaptation.objective if isinstance(model, MT3Model) else None
+    if "heads" in objective.feeds and adaptation.objective != own:
+        if own is None:
+            raise InputError(
+                f"This network has no heads of {adaptation.objective} to adapt with; mt3.add_objective adds them."
+            )
+        raise InputError(
+            f"This model has the heads of {own} to adapt with, not those of {adaptation.objective}; leave the "
+            "objective out."
+        )
+    if not model.adapted_names(adaptation.layers, objective) and adaptation.steps:
+        raise InputError(f"The network has no weights to adapt with layers={adaptation.layers}; choose layers='all'.")
