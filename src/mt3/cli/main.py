@@ -41,6 +41,7 @@ from mt3.support.version import __version__
 TESTED = "all (the paper's; default), held-out, every, none"
 FORMATS = ("arrays", "folders")  # of corrupted images
 FORMAT_WORDS = "arrays: CIFAR-10-C's .npy files (default); folders: Tiny-ImageNet-C's, CORRUPTION/SEVERITY/CLASS/*.png"
+MANY = ("reproduce", "demo")  # are many jobs, which torchrun's ranks would all begin
 RESUMABLE = ("evaluate", "tune", "corrupt", "reproduce", "demo")  # `train` says how far it is, and needs --resume
 
 
@@ -218,6 +219,8 @@ def run_command(make_parser: Callable[[], argparse.ArgumentParser], argv: Sequen
             if extra:
                 args.parser.refuse(extra[0])
             command = args.command
+            if command in MANY and getattr(args, "job", None) is None and "TORCHELASTIC_RUN_ID" in os.environ:
+                raise InputError(f"torchrun is for a single job; start mt3 {command} without it, or see --list-jobs.")
             settle_data(args)
             args.run(args)
             sys.stdout.flush()  # a full disk under it is said below
