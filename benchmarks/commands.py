@@ -21,7 +21,9 @@ SIZES: dict[str, Sizes] = {
         "width": (16, "filters of the first stage"),
         "depth": (26, "layers, 6n+2"),
     },
+    "ranks": {"tasks": (4, "T"), "task_size": (8, "K"), **NETWORK},
     "adapt": {"views": (32, "K_T"), "images": (4, "in a call"), **NETWORK},
+    "methods": {"images": (16, "in a call")},
     "augment": {"images": (32, "in a call, two views of each")},
     "corruptions": {
         "images": (128, "test images in a call"),
@@ -31,7 +33,7 @@ SIZES: dict[str, Sizes] = {
     "all": {},
     "service": {"images": (30, "a request each")},
 }
-ROUNDS = {"augment": 15}
+ROUNDS = {"augment": 15, "ranks": 20}
 USUAL_ROUNDS = 5
 
 
@@ -46,6 +48,8 @@ def make_parser() -> argparse.ArgumentParser:
             parser.add_argument(option, type=count, default=default, help=f"{what} (default: {default})")
         if name in ("meta-step", "adapt"):
             parser.add_argument("--scaling", action="store_true", help="also how time and memory grow")
+        if name == "methods":
+            parser.add_argument("--model", type=path, default=path("cifar10-cpu"), help="a run or a saved model")
         if name == "corruptions":
             chosen_data_arguments(parser)
         else:  # these are on one core
@@ -78,6 +82,22 @@ def _network(name: str, args: argparse.Namespace) -> None:
     setting = file.Setting(**{field: getattr(args, field) for field in SIZES[name]})
     scaling = (args.scaling,) if "scaling" in args else ()
     _show(args, file.summary, file.bench(setting, args.rounds, *scaling))
+
+
+def _methods(args: argparse.Namespace) -> None:
+    from benchmarks.methods import bench_methods, methods_summary
+    from mt3.models.store import load
+
+    device = set_up(args)
+    _show(args, methods_summary, bench_methods(load(args.model).to(device), args.images, args.rounds))
+
+
+def _ranks(args: argparse.Namespace) -> None:
+    from benchmarks.meta_step import Setting
+    from benchmarks.ranks import bench_ranks, ranks_summary
+
+    setting = Setting(**{field: getattr(args, field) for field in SIZES["ranks"]})
+    _show(args, ranks_summary, bench_ranks(setting, args.rounds))
 
 
 def _augment(args: argparse.Namespace) -> None:
@@ -124,6 +144,8 @@ def _show(args: argparse.Namespace, summary: Callable[[dict[str, Any]], str], re
 
 RUN: dict[str, Run] = {
     **{name: partial(_network, name) for name in ("meta-step", "batch-step", "adapt")},
+    "ranks": _ranks,
+    "methods": _methods,
     "augment": _augment,
     "corruptions": _corruptions,
     "all": _all,

@@ -1,5 +1,7 @@
 """Small evaluations for tests."""
 
+import multiprocessing
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +10,13 @@ from typing import Any
 import torch
 
 import mt3
+import mt3.evaluation.evaluate as module
 from mt3.config.adaptation import Adaptation
 from mt3.data import load_digits
+from mt3.evaluation import pieces
 from mt3.evaluation.evaluate import evaluate, evaluate_shard
 from mt3.evaluation.protocol import Protocol, TestImages
+from mt3.evaluation.settle import settle
 from mt3.evaluation.shards import Shard, merge, remove_pieces
 from mt3.results.facts import Evaluation
 from mt3.support.errors import InputError
@@ -36,6 +41,48 @@ def apart(pipe: Any, work: Callable[..., Any], *given: Any) -> None:
         pipe.send(work(*given))
     except InputError as error:
         pipe.send(str(error))
+
+
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["mt3.evaluation.evaluate"])  # so that torch is imported once
+
+
+def start(work: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
+    """A process that does the work with one thread, and the pipe by which it answers."""
+    mine, theirs = processes.Pipe()
+    process = processes.Process(target=apart, args=(theirs, work, *given))
+    process.start()
+    theirs.close()
+    return process, mine
+
+
+def answer(started: tuple[Any, Any]) -> Any:
+    process, pipe = started
+    said = pipe.recv()
+    process.join()
+    return said
+
+
+TENT = {"lr": 0.2, "batch": 2, "momentum": 0.9}
+CORRUPTED = ("contrast", "fog")
+
+
+def stream_protocol(stream: str = "continual", method: str = "tent", limit: int = 10, **fields: Any) -> Protocol:
+    adaptation = settle(make_model(), method, stream, (TENT if method == "tent" else {}) | fields)
+    return Protocol(CORRUPTED, limit=limit, adaptation=adaptation, method=method, stream=stream)
+
+
+def follow_slowly(out: Path, pause: float) -> bool:
+    """Evaluate a stream in pieces of four images, with a pause after each."""
+    pieces.PIECE, original = 4, module.write_piece
+
+    def write(*given: Any) -> None:
+        original(*given)
+        time.sleep(pause)
+
+    module.write_piece = write  # in this process alone
+    evaluate(make_model(), TestImages(load_digits()), stream_protocol("mixed"), out)
+    return True
 
 
 def do_shard(out: Path, shard: Shard) -> bool:

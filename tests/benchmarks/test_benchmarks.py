@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import adapt, augment, batch_step, corruptions, everything, floor, growth, meta_step, peers
+from benchmarks import adapt, augment, batch_step, corruptions, everything, floor, growth, meta_step, methods, peers
 from benchmarks.commands import make_parser
 from benchmarks.corruptions import bench_corruptions, corruptions_summary
 from benchmarks.timing import alternate, compared
@@ -165,6 +165,42 @@ def quick(monkeypatch):
     monkeypatch.setattr(everything, "META_STEPS", (STEP,))
     monkeypatch.setattr(everything, "ADAPTATIONS", (ADAPT,))
     monkeypatch.setattr(everything, "BATCHES", (BATCH,))
+    monkeypatch.setattr(everything, "load", lambda name: tiny_model())
+    monkeypatch.setattr(everything, "METHOD_IMAGES", 2)
+
+
+def tiny_model() -> MT3Model:
+    return MT3Model("resnet8x4g2", 10, adaptation=Adaptation(views=2)).eval()
+
+
+def test_methods_alternate_with_the_plain_forward_pass(monkeypatch):
+    asked = []
+
+    def measured(calls, rounds):
+        asked.append(rounds)
+        assert all(call().shape == (4, 10) for call in calls.values())  # each answers every image
+        return {name: [4.0 * number, 8.0 * number] for number, name in enumerate(calls, start=1)}
+
+    monkeypatch.setattr(methods, "alternate", measured)
+    result = methods.bench_methods(tiny_model(), 4, 2)
+    assert asked == [2]
+    plain, own, *others = result["candidates"]
+    assert plain == {
+        "name": "forward pass",
+        "passes": 1.0,
+        "seconds": {"median": 1.5, "min": 1.0, "max": 2.0},
+        "ratio": {"median": 1.0, "min": 1.0, "max": 1.0},
+    }
+    assert (own["name"], own["passes"], own["ratio"]["median"]) == ("own, per image", 13.0, 2.0)
+    named = {c["name"] for c in others}
+    assert {"own, online", "tent, per image", "tent, online", "memo, per image", "t3a, online"} <= named
+    assert "t3a, per image" not in named
+    assert any(a["name"] == "norm, online" and "no batch normalisation" in a["reason"] for a in result["absent"])
+    text = methods.methods_summary(result)
+    assert "| own, per image" in text
+    assert "2.0 (2.0..2.0)" in text
+    with pytest.raises(InputError, match="at least two images to measure on, got 1"):
+        methods.bench_methods(tiny_model(), 1)
 
 
 def test_everything_goes_into_one_file(quick, tmp_path, capsys):
@@ -176,6 +212,7 @@ def test_everything_goes_into_one_file(quick, tmp_path, capsys):
         "meta-step",
         "batch-step",
         "adapt",
+        "methods",
         "augment",
         "corruptions",
     ]

@@ -63,10 +63,14 @@ def test_nothing_is_written_unless_asked_for(tmp_path, monkeypatch):
     kept = mt3.evaluate(model, coloured(size=32), ["none"], out=tmp_path / "found.json", limit=3)
     assert {"found.json", "found.npz"} <= {path.name for path in tmp_path.iterdir()}
     assert kept.accuracy("before", severity=0) == clean.accuracy("before", severity=0)
-    with pytest.raises(mt3.InputError, match="cannot be asked that"):
+    with pytest.raises(mt3.InputError, match="Unknown field of an evaluation 'nonsense'"):
         mt3.evaluate(model, coloured(size=32), ["none"], nonsense=1)
-    with pytest.raises(mt3.InputError, match="Expected an MT3Model, got a ConvNet"):
+    with pytest.raises(
+        mt3.InputError, match="no way of its own to adapt; give a method, such as 'tent', or adapt=False"
+    ):
         mt3.evaluate(ConvNet(), coloured(size=32))
+    with pytest.raises(mt3.InputError, match="Expected a classifier as a torch module, got a str"):
+        mt3.evaluate("resnet", coloured(size=32))
 
 
 def test_images_that_were_opened_take_the_place_of_corruptions(tmp_path):

@@ -1,9 +1,7 @@
 """Shards of an evaluation: which pieces, in any order, killed, started twice; merged once."""
 
-import multiprocessing
 import signal
 import time
-from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 
 import mt3.evaluation.evaluate as module
-from evaluating import apart, ask, do_shard, make_model, race_to_merge, shard_protocol
+from evaluating import answer, ask, do_shard, make_model, processes, race_to_merge, shard_protocol, start
 from mt3.evaluation.evaluate import evaluate_shard
 from mt3.evaluation.pieces import Piece, all_pieces, folder_of, path_of, units_of
 from mt3.evaluation.protocol import CLEAN, TestImages
@@ -22,7 +20,6 @@ from mt3.support.files import own_file
 
 FOG, SNOW = ("fog", 5), ("snow", 5)
 ASKED = {"clean": True, "corruptions": ["fog", "snow"], "severities": [5], "images": 101}
-EDGES = [(0, 34), (34, 67), (67, 101)]
 
 
 def test_a_shard_takes_every_nth_piece():
@@ -35,17 +32,25 @@ def test_a_shard_takes_every_nth_piece():
     assert str(mine[0][1]) == "images 34 to 66, fog 5"
 
 
-@pytest.mark.parametrize("stream", ["shift", "correlated"])
-def test_a_stream_is_one_unit_for_each_corruption(stream):
-    units = units_of(ASKED | {"stream": stream})
-    assert units == [[Piece(source, *edges) for edges in EDGES] for source in (CLEAN, FOG, SNOW)]
-    assert Shard(1, 2).pieces(ASKED | {"stream": stream}) == units[1]
+def stream(*units: tuple[str, int, int], batch: int = 1) -> dict[str, Any]:
+    told = [{"name": name, "severity": severity, "images": images} for name, severity, images in units]
+    return ASKED | {"stream": {"units": told}, "adaptation": {"batch": batch}}
 
 
-@pytest.mark.parametrize("stream", ["continual", "mixed"])
-def test_a_stream_through_all_corruptions_is_one_unit(stream):
-    assert units_of(ASKED | {"stream": stream}) == [all_pieces(ASKED)]
-    assert Shard(1, 2).pieces(ASKED | {"stream": stream}) == []
+def test_a_stream_that_begins_anew_is_one_unit_for_each_corruption():
+    asked = stream(("fog", 5, 101), ("snow", 5, 101))
+    edges = [(0, 50), (50, 101)]  # no image is alone
+    assert units_of(asked) == [[Piece(source, *edge) for edge in edges] for source in (FOG, SNOW)]
+    assert Shard(1, 2).pieces(asked) == [Piece(SNOW, *edge) for edge in edges]
+
+
+def test_a_stream_through_all_corruptions_is_one_unit_in_pieces_of_whole_steps():
+    asked = stream(("continual", 0, 202), batch=64)
+    edges = [(0, 64), (64, 128), (128, 192), (192, 202)]
+    assert units_of(asked) == [[Piece(("continual", 0), *edge) for edge in edges]]
+    assert Shard(1, 2).pieces(asked) == []
+    assert [piece.stop for piece in all_pieces(stream(("mixed", 0, 100), batch=8))] == [56, 100]
+    assert [piece.stop for piece in all_pieces(stream(("mixed", 0, 1)))] == [1]
 
 
 def test_shards_are_read():
@@ -182,26 +187,6 @@ def test_merging_later(tmp_path, images, whole, monkeypatch):
     assert merge(out)
     assert files(out) == files(whole)
     assert not merge(out)
-
-
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["mt3.evaluation.evaluate"])  # so that torch is imported once
-
-
-def start(work: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
-    """A process that does the work with one thread, and the pipe by which it answers."""
-    mine, theirs = processes.Pipe()
-    process = processes.Process(target=apart, args=(theirs, work, *given))
-    process.start()
-    theirs.close()
-    return process, mine
-
-
-def answer(started: tuple[Any, Any]) -> Any:
-    process, pipe = started
-    said = pipe.recv()
-    process.join()
-    return said
 
 
 def test_several_processes_merge_once(tmp_path, images, whole, monkeypatch):

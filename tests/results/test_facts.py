@@ -7,7 +7,7 @@ import pytest
 
 from evaluations import JT, MT3, UNFINISHED, make_evaluation, make_run, write
 from mt3.results import Run, facts, read_evaluation, read_run
-from mt3.results.facts import about_run
+from mt3.results.runs import about_run
 from mt3.results.statistics import unpack_correct
 from mt3.support.errors import InputError
 

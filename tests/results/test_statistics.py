@@ -18,8 +18,8 @@ from mt3.results.statistics import (
 
 def test_calibration_error_cancels_within_a_bin_only():
     p = np.array([[0.80, 0.20], [0.82, 0.18]], dtype=np.float32)  # the same bin of width 1/15
-    assert calibration_error(p, np.array([True, False])) == pytest.approx(abs(0.80 - 1 + 0.82) / 2, rel=1e-6)
-    assert calibration_error(np.array([[1.0, 0.0]], dtype=np.float32), np.array([True])) == 0.0
+    assert calibration_error(p.max(1), np.array([True, False])) == pytest.approx(abs(0.80 - 1 + 0.82) / 2, rel=1e-6)
+    assert calibration_error(np.array([1.0], dtype=np.float32), np.array([True])) == 0.0
 
 
 @pytest.mark.parametrize(("hits", "count"), [(0, 10), (7, 10), (95, 100), (100, 100)])

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import mt3
+from mt3.cli.main import main
 from mt3.service import engine as engine_module
 from mt3.service.limits import Limits
 from serving import ask, encoded, served, served_model
@@ -161,6 +162,43 @@ def test_limits_that_make_no_sense_are_refused(wrong, sentence):
     with pytest.raises(mt3.InputError) as error:
         Limits(**wrong)
     assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize("missing", ["uvicorn", "fastapi", "python_multipart"])
+def test_without_the_extra_a_sentence_says_what_to_install(capsys, monkeypatch, missing):
+    for name in [name for name in sys.modules if name.startswith("mt3.service.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main(["serve"]) == 2
+    told = f"mt3: Serving needs {missing}; install the extra, `pip install 'mt3[serve]'`.\n"
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--stack", "0"], "expected a whole number from 1 to 999999999, got '0'"),
+        (["--seconds", "-1"], "Expected seconds to be a number from 0.001 to 3600, got -1.0."),
+        (["--images", "99"], "Expected a queue of at least the 99 images of a request, got 64."),
+        (["nowhere"], "is not there; train one with `mt3 train`."),
+        (["--port", "99999"], "Cannot listen at 127.0.0.1:99999 ("),
+        (["--host", "no such host"], "Cannot listen at no such host:8000 ("),
+    ],
+)
+def test_a_server_that_cannot_be_is_refused_in_one_sentence(capsys, words, sentence):
+    assert main(["serve", *words]) == 2
+    err = capsys.readouterr().err
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_a_method_whose_own_views_are_too_many_is_refused(photos):
+    body = {"images": [encoded(photos[0])]}
+    with served(max_views=4) as url:
+        assert ask(f"{url}/predict", body)[0] == 200
+        status, told = ask(f"{url}/predict", body | {"options": {"method": "memo"}})
+        assert (status, told["error"]) == (422, "Expected views to be a whole number from 0 to 4, got 32.")
+        assert ask(f"{url}/predict", body | {"options": {"method": "memo", "views": 4}})[0] == 200
 
 
 @pytest.fixture

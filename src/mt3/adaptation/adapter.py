@@ -113,6 +113,8 @@ class Adapter(nn.Module):
         images = self._check(images)
         if self.stream is not None:
             return self.stream(images)
+        if self.adaptation.rule == "average" and self.adaptation.gate == 1:
+            return as_logits(self._average(images))
         if self.adaptation.gate == 1:
             return self._answer(images, images[:, None]).logits[:, 0]
         logits = self.unadapted(images)
@@ -144,7 +146,7 @@ class Adapter(nn.Module):
         """As `answer`, without a gate."""
         if self.adaptation.rule == "average":
             others_too = torch.cat([images[:, None], others], dim=1).flatten(0, 1)
-            average = self._average(others_too).view(len(images), -1, self.model.num_classes)
+            average = self._average(others_too).view(len(images), 1 + others.shape[1], self.model.num_classes)
             return Answers(as_logits(average[:, 1:]), average[:, 0])
 
         def answer(adapted: Adapted, rows: slice) -> Answers:

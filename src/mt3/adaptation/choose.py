@@ -56,7 +56,7 @@ def choose_network(model: Any, adaptation: Adaptation, wrapping: Wrapping) -> Ne
         raise InputError(f"Expected a classifier as a torch module, got a {type(model).__name__}; mt3.load gives one.")
     if adaptation.statistics < 1:
         refuse_training_statistics(model)
-    if isinstance(model, MT3Model):
+    if isinstance(model, MT3Model | Plain):  # which know all about themselves
         if wrapping != (None, None, None):
             raise InputError("An MT3Model knows its normalisation, size and class layer; leave these out.")
         network: Network = model

@@ -24,7 +24,7 @@ def clip_gradients(
     gradients (S, ...) the S members are clipped one by one, and the norms are (S,).
     """
     lead = 1 if stacked else 0
-    norms = torch.stack([torch.linalg.vector_norm(g.flatten(lead), dim=-1) for g in gradients])
+    norms = torch.stack([torch.linalg.vector_norm(g.reshape(*g.shape[:lead], -1), dim=-1) for g in gradients])
     total = torch.linalg.vector_norm(norms, dim=0)
     if norm is None:
         return list(gradients), total

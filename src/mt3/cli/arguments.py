@@ -3,19 +3,25 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mt3.config.adaptation import LAYERS
+from mt3.config.adaptation import Adaptation
 from mt3.config.config import FIELDS, preset_names
-from mt3.config.words import GIVEN
+from mt3.config.rivals import RIVALS
+from mt3.config.streams import STREAMS
+from mt3.config.words import GIVEN, describe_fields
 from mt3.data import DATASETS, Dataset, load_dataset
 from mt3.data.folder import KIND, SIZE, folder_name
 from mt3.service.limits import Limits
 from mt3.support.errors import WORD, InputError, name_list, one_of, shown, suggest
 from mt3.support.processes import count_cores
+
+ADAPTATION = {field.name: field for field in fields(Adaptation)}
+EACH_IMAGE = ("steps", "lr", "views", "layers", "gate")  # what there is to say where images are not a stream
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,6 +67,10 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a number, got '{shown(text)}'") from None
+
+
+def none_or_number(text: str) -> float | str:
+    return text if text == "none" else number(text)
 
 
 def path(text: str) -> Path:
@@ -124,15 +134,26 @@ def corruption_arguments(parser: argparse.ArgumentParser, groups: str, severitie
     parser.add_argument("--severity", type=count, nargs="+", action="extend", help=f"1 to 5 (default: {severities})")
 
 
-def adapt_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--steps", type=count, help="inner steps (default: the model's)")
-    parser.add_argument("--lr", type=number, help="inner learning rate (default: the model's)")
-    parser.add_argument("--views", type=count, help="views K_T (default: the model's)")
-    parser.add_argument("--layers", choices=LAYERS, help=f"what adapts: {name_list(LAYERS)} (default: the model's)")
-    parser.add_argument(
-        "--gate", type=number, metavar="P", help="do not adapt where the model is sure to probability P"
-    )
-    parser.add_argument("--seed", type=count, default=0, help="of the views")
+def adapt_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = EACH_IMAGE) -> None:
+    """Fields of an adaptation that can be replaced, in the words beside them."""
+    words = describe_fields(Adaptation).get("", {})
+    kinds: dict[type, Callable[[str], Any]] = {int: count, float: number}
+    for name in names:
+        default = ADAPTATION[name].default
+        kind = none_or_number if name == "clip" else kinds.get(type(default), str)
+        told = f"{words.get(name, 'of the adaptation')} (default: the model's or method's)".replace("%", "%%")
+        parser.add_argument(f"--{name}", type=kind, metavar=name.upper(), help=told)
+    parser.add_argument("--seed", type=count, default=0, help="of the views, and of a stream's order")
+
+
+def method_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Which test-time method, and along which stream."""
+    many: Any = {"nargs": "+", "action": "extend"} if several else {}
+    usual: Any = {} if several else {"default": "own"}
+    told = f"of {name_list(RIVALS)} (default: own, the model's)"
+    parser.add_argument("--method", **many, **usual, metavar="NAME", help=told)
+    told = f"keep the steps along a stream: {name_list(STREAMS)} (default: each image by itself)"
+    parser.add_argument("--stream", **many, choices=list(STREAMS), metavar="STREAM", help=told)
 
 
 def limit_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,14 +4,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mt3.cli.arguments import default_jobs, given_fields, load_data, set_up
 from mt3.cli.cluster_commands import check_job_arguments, shard_done, study_jobs
-from mt3.config.adaptation import FIELDS
+from mt3.cli.method_commands import asked_evaluations, own_adaptation
 from mt3.config.config import make_config
 from mt3.config.methods import METHODS, get_method
 from mt3.data.folder import KIND, SIZE
@@ -21,7 +21,6 @@ from mt3.support.errors import NAME, InputError, is_name, name_list, shown
 from mt3.support.files import read_text
 
 if TYPE_CHECKING:
-    from mt3.config.adaptation import Adaptation
     from mt3.data import CorruptedSet, Dataset, ShiftedSet
     from mt3.models.classifier import MT3Model
 
@@ -30,7 +29,7 @@ def train_command(args: argparse.Namespace) -> None:
     config = make_config(args.method, args.data, _preset(args), args.seed, given_fields(args))
     from mt3.models.classifier import count_parameters
     from mt3.models.store import read_run
-    from mt3.results.facts import about_run
+    from mt3.results.runs import about_run
     from mt3.support import ranks
     from mt3.training.loop import train
     from mt3.training.runs import RunOptions
@@ -56,7 +55,7 @@ def _preset(args: argparse.Namespace) -> str:
     return args.preset or ("demo" if args.data == "digits" else "small" if args.data.startswith(KIND) else "paper")
 
 
-def _dataset_of_run(args: argparse.Namespace, run: dict[str, Any], model: "MT3Model") -> "Dataset | None":
+def dataset_of_run(args: argparse.Namespace, run: dict[str, Any], model: "MT3Model") -> "Dataset | None":
     """The data set a run was trained on, by what its run.json says; corrupted images will do without."""
     from mt3.data import EMBEDDED, load_dataset
 
@@ -82,15 +81,16 @@ def evaluate_command(args: argparse.Namespace) -> None:
     from mt3.evaluation.evaluate import evaluate_shard
     from mt3.evaluation.protocol import Protocol, TestImages
     from mt3.evaluation.shards import WHOLE, rank_shard
-    from mt3.models.store import find_model, load, read_run, shipped_models
+    from mt3.models.store import find_model, load, read_run
     from mt3.reporting.summary import evaluation_summary
-    from mt3.results.facts import about_run, read_evaluation
+    from mt3.results.facts import read_evaluation
+    from mt3.results.runs import about_run
 
     shard = args.shard or rank_shard()
-    device, directory = set_up(args), find_model(args.model)
-    run = read_run(directory)  # before the model: a training under way writes it after that
+    device = set_up(args)
+    run = read_run(find_model(args.model))  # before the model: a training under way writes it after that
     model = load(args.model).to(device)
-    dataset = _dataset_of_run(args, run, model)
+    dataset = dataset_of_run(args, run, model)
     if dataset is not None:
         _require_same_classes(model, dataset)
     corrupted: CorruptedSet | ShiftedSet | None
@@ -101,32 +101,29 @@ def evaluate_command(args: argparse.Namespace) -> None:
         corrupted, names, severities = _corrupted_images(args, dataset)
     if args.label and not is_name(args.label):
         raise InputError(f"Expected a label of 1 to {NAME} printable characters, got '{shown(args.label)}'.")
-    if args.out is None and directory in shipped_models().values():
-        raise InputError(f"{args.model} comes with the package, where no results go; give --out.")
-    out = args.out or args.model / "evaluation.json"
-    about, adaptation = about_run(run, args.model), _adaptation(args, model)
-    protocol = Protocol(names, severities, args.limit, args.controls, adaptation, args.seed, args.label, run=about)
-    wrote = evaluate_shard(model, TestImages(dataset, corrupted, first=args.first), protocol, out, shard)
-    if shard != WHOLE and not wrote:
-        print(shard_done(out, shard))
-        return
-    found = read_evaluation(out)
-    print(evaluation_summary(found))
-    if protocol.run is not None and found.run.unfinished:
-        print(f"{args.model} is not finished: this is after {found.run.progress}; train it with --resume")
-    print(f"wrote {out} and {out.with_suffix('.npz').name}")
+    images = TestImages(dataset, corrupted, first=args.first)
+    asked = {name: getattr(args, name) for name in ("limit", "controls", "confidence", "seed", "label")}
+    asked["run"] = about_run(run, args.model)
+    for each in asked_evaluations(args, model, Path() if args.out else result_folder(args.model)):
+        own = {name: getattr(each, name) for name in ("method", "stream", "adaptation", "tuned")}
+        wrote = evaluate_shard(model, images, Protocol(names, severities, **asked, **own), each.out, shard)
+        if shard != WHOLE and not wrote:
+            print(shard_done(each.out, shard))
+            continue
+        found = read_evaluation(each.out)
+        print(evaluation_summary(found))
+        if found.protocol["run"] is not None and found.run.unfinished:
+            print(f"{args.model} is not finished: this is after {found.run.progress}; train it with --resume")
+        print(f"wrote {each.out} and {each.out.with_suffix('.npz').name}")
 
 
-def _adaptation(args: argparse.Namespace, model: "MT3Model") -> "Adaptation | None":
-    """How the model adapts: its own way with what the command line replaces, or none."""
-    given = {name: getattr(args, name) for name in FIELDS if getattr(args, name, None) is not None}
-    if model.objective is not None and not args.unadapted:
-        return replace(model.adaptation, **given)
-    needless = [f"--{name}" for name in (*given, *(["controls"] if args.controls else []))]
-    if needless:
-        why = "This model has nothing to adapt with" if model.objective is None else "Nothing adapts with --unadapted"
-        raise InputError(f"{why}; drop {name_list(needless)}.")
-    return None
+def result_folder(model: Path) -> Path:
+    """Where results go if nobody says: beside the model, unless it is one of the package's."""
+    from mt3.models.store import find_model, shipped_models
+
+    if find_model(model) in shipped_models().values():
+        raise InputError(f"{model} comes with the package, where no results go; give --out.")
+    return model
 
 
 def _require_same_classes(model: "MT3Model", dataset: "Dataset") -> None:
@@ -193,7 +190,7 @@ def predict_command(args: argparse.Namespace) -> None:
     with silent_readers():
         read = [read_image(path, model.size) for path in args.images]
     model = model.to(set_up(args))
-    answers = predict(model, [image for image, _ in read], _adaptation(args, model), args.seed)
+    answers = predict(model, [image for image, _ in read], own_adaptation(args, model), args.seed)
     for answer, file, (_, notes) in zip(answers, args.images, read, strict=True):
         answer |= {"image": str(file), "converted": notes}
     if args.json:

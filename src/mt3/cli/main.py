@@ -1,4 +1,4 @@
-"""The command line: train | evaluate | merge | predict | serve | corrupt | reproduce | report | status | demo.
+"""The command line: train | evaluate | merge | tune | predict | serve | corrupt | reproduce | report | status | demo.
 
 `mt3.cli.commands` has what each of them does; torch is imported where needed.
 """
@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from mt3.cli import cluster_commands, commands
+from mt3.cli import cluster_commands, commands, method_commands
 from mt3.cli.arguments import (
+    ADAPTATION,
     Parser,
     adapt_arguments,
     chosen_data_arguments,
@@ -21,6 +22,8 @@ from mt3.cli.arguments import (
     count,
     data_arguments,
     limit_arguments,
+    method_arguments,
+    number,
     path,
     positive,
     settle_data,
@@ -38,7 +41,7 @@ from mt3.support.version import __version__
 TESTED = "all (the paper's; default), held-out, every, none"
 FORMATS = ("arrays", "folders")  # of corrupted images
 FORMAT_WORDS = "arrays: CIFAR-10-C's .npy files (default); folders: Tiny-ImageNet-C's, CORRUPTION/SEVERITY/CLASS/*.png"
-RESUMABLE = ("evaluate", "corrupt", "reproduce", "demo")  # `train` says how far it is, and needs --resume
+RESUMABLE = ("evaluate", "tune", "corrupt", "reproduce", "demo")  # `train` says how far it is, and needs --resume
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,7 +87,10 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--shard", type=shard, metavar="I/N", help="share I, from 0 on, of N (default: torchrun's rank)"
     )
-    adapt_arguments(evaluate)
+    method_arguments(evaluate, several=True)
+    evaluate.add_argument("--confidence", action="store_true", help="also how far answers agree over the views")
+    evaluate.add_argument("--tuned", type=path, metavar="FILE", help="take what `mt3 tune` chose")
+    adapt_arguments(evaluate, ADAPTATION)
     data_arguments(evaluate)
     compute_arguments(evaluate)
     evaluate.set_defaults(run=commands.evaluate_command)
@@ -92,6 +98,21 @@ def _parser() -> argparse.ArgumentParser:
     merge = subparsers.add_parser("merge", help="the results of an evaluation whose shards are all done")
     merge.add_argument("results", type=path, metavar="FILE", help="the JSON file that they were given as --out")
     merge.set_defaults(run=cluster_commands.merge_command)
+
+    tune = subparsers.add_parser("tune", help="choose learning rate, steps and views, on what is not reported")
+    tune.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
+    method_arguments(tune)
+    for name, kind in (("lr", number), ("steps", positive), ("views", positive)):
+        told = f"values of {name} to try (default: by the method)"
+        tune.add_argument(f"--{name}", dest=f"tried_{name}", type=kind, nargs="+", metavar=name.upper(), help=told)
+    corruption_arguments(tune, "held-out (default), and no other group", "5")
+    tune.add_argument("--limit", type=positive, default=200, help="of the held-out images at most these (default: 200)")
+    tune.add_argument("--data", help="the data set, if RUN does not say")
+    tune.add_argument("--out", type=path, help="JSON file (default: RUN/tuned-METHOD-STREAM.json)")
+    adapt_arguments(tune, [name for name in ADAPTATION if name not in ("lr", "steps", "views")])
+    data_arguments(tune)
+    compute_arguments(tune)
+    tune.set_defaults(run=method_commands.tune_command)
 
     predict = subparsers.add_parser("predict", help="class and probability of image files, before and after adapting")
     predict.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")

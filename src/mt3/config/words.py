@@ -13,13 +13,13 @@ GIVEN = ("method", "data", "preset", "seed")  # fields that are arguments of the
 INDENT = 28  # columns before a phrase
 
 
-def describe_fields() -> dict[str, dict[str, str]]:
-    """What each field is, by group: the comments beside the fields of `Config`, so that they are written once."""
+def describe_fields(kind: type = Config) -> dict[str, dict[str, str]]:
+    """What each field is, by group: the comments beside a dataclass's fields, so that they are written once."""
     groups: dict[str, dict[str, str]] = {}
     group = name = ""
     source = ""
     with suppress(OSError):  # installed without its source
-        source = inspect.getsource(Config).partition("\n    def ")[0]
+        source = inspect.getsource(kind).partition("\n    def ")[0]
     for line in source.splitlines():
         code, _, comment = line.partition("# ")
         if field := re.match(r"    (\w+): ", line):

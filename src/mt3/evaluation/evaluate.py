@@ -1,7 +1,8 @@
 """One pass over the corrupted test images gives the row before and the row after adapting, and the view average.
 
 The controls cost no further adaptation: the model adapted to an image also predicts its neighbour, once under the
-same corruption and, adapted to the clean image, under every corruption.
+same corruption and, adapted to the clean image, under every corruption. Along a stream an adapter keeps its steps: a
+piece goes on from the state that the piece before it left on disk, after an interruption as without one.
 """
 
 from pathlib import Path
@@ -17,14 +18,15 @@ from mt3.evaluation.pieces import Kept, Piece, Results, is_whole, read_piece, sh
 from mt3.evaluation.predict import as_tensor, probabilities
 from mt3.evaluation.protocol import CLEAN, Protocol, TestImages, describe
 from mt3.evaluation.shards import WHOLE, Shard, clean_key, has_all, merge, own_shard, remove_pieces
-from mt3.models.classifier import MT3Model
+from mt3.evaluation.streams import Stream, drop_state, make_stream, missing_along, read_state, write_state
+from mt3.models.call import Network
 from mt3.results.facts import Evaluation, read_evaluation
 from mt3.support.errors import InputError
 from mt3.support.progress import Progress
 from mt3.support.threads import undisturbed
 
 
-def evaluate(model: MT3Model, images: TestImages, protocol: Protocol, out: Path) -> Evaluation:
+def evaluate(model: Network, images: TestImages, protocol: Protocol, out: Path) -> Evaluation:
     """Evaluate the model before and after adapting; write `out` (JSON) and the probabilities beside it (NPZ).
 
     What was evaluated before an interruption, under the same protocol, is not evaluated again.
@@ -33,7 +35,7 @@ def evaluate(model: MT3Model, images: TestImages, protocol: Protocol, out: Path)
     return read_evaluation(out)
 
 
-def evaluate_shard(model: MT3Model, images: TestImages, protocol: Protocol, out: Path, shard: Shard) -> bool:
+def evaluate_shard(model: Network, images: TestImages, protocol: Protocol, out: Path, shard: Shard) -> bool:
     """Do one shard of an evaluation, and write the results if all others are done; says whether this call did that.
 
     One process at a time does a shard.
@@ -42,56 +44,88 @@ def evaluate_shard(model: MT3Model, images: TestImages, protocol: Protocol, out:
         raise InputError(f"Expected a name ending in .json for the results, got {out}; the NPZ goes beside it.")
     model.eval()
     check_labels(images.labels, model.num_classes, "The test split")
-    adapter = None if protocol.adaptation is None else Adapter(model, protocol.adaptation, seed=protocol.seed)
     described = describe(protocol, model, images)
+    adapter = None if protocol.adaptation is None else Adapter(model, protocol.adaptation, seed=protocol.seed)
     wrote = False
     if share_done(out, described) < 1:
         with own_shard(out, shard) as folder:
             if share_done(out, described) < 1:  # else another process has finished it just now
-                _evaluate_missing(_Job(model, adapter, images, protocol, folder), described, out, shard)
+                job = _Job(model, adapter, images, protocol, folder, _stream(protocol, images))
+                _evaluate_missing(job, described, out, shard)
                 wrote = has_all(out, described) and merge(out)
     remove_pieces(out)
     return wrote
 
 
+def _stream(protocol: Protocol, images: TestImages) -> Stream | None:
+    if protocol.stream is None:
+        return None
+    labels = {source: images.labels_of(source)[: protocol.limit] for source in protocol.sources or [CLEAN]}
+    return make_stream(protocol.stream, labels, protocol.seed)
+
+
 class _Job(NamedTuple):
     """What every piece of an evaluation needs."""
 
-    model: MT3Model
+    model: Network
     adapter: Adapter | None
     images: TestImages
     protocol: Protocol
     folder: Path
+    stream: Stream | None
 
 
 def _evaluate_missing(job: _Job, described: dict[str, Any], out: Path, shard: Shard) -> None:
     """Evaluate the shard's pieces that are not there."""
     pieces = shard.pieces(described)
     missing = [piece for piece in pieces if read_piece(job.folder, piece, described) is None]
+    if job.stream is not None:
+        missing = missing_along(pieces, missing, job.folder)
     total, left = (sum(piece.stop - piece.start for piece in some) for some in (pieces, missing))
     label = "evaluate" if shard == WHOLE else f"evaluate shard {shard}"
     with Progress(label, total, "images", total - left, file=shard.file(job.folder, "json")) as progress:
         for piece in missing:
             # another process may do the same pieces, if it counts the shards otherwise
             if not is_whole(out) and read_piece(job.folder, piece, described) is None:
-                labels = job.images.labels_of(piece.source)[piece.start : piece.stop]
-                kept = Kept(_predict_piece(job, piece), labels)
+                kept = _predict_piece(job, piece) if job.stream is None else _predict_along(job, job.stream, piece)
                 try:
                     write_piece(job.folder, piece, kept, described)
+                    drop_state(job.folder, piece)
                 except InputError:
                     if not is_whole(out):  # else that process has finished, and removed the folder
                         raise
             progress.advance(piece.stop - piece.start)
 
 
-def _predict_piece(job: _Job, piece: Piece) -> Results:
+def _predict_along(job: _Job, stream: Stream, piece: Piece) -> Kept:
+    """A piece of a stream, by an adapter that goes on where the one before left it, and leaves its own state behind."""
+    adapter = job.adapter
+    assert adapter is not None
+    adapter.reset()
+    if piece.start:
+        state = read_state(job.folder, piece)
+        if state is None:  # another process, which counts the shards otherwise, has gone on from it
+            raise InputError(f"Another process evaluates the same stream in {job.folder}; run this again when it ends.")
+        adapter.load_state_dict(state)
+    images, labels, order = stream.take(job.images, piece)
+    batch = as_tensor(images, job.model.device)
+    rows = {"before": probabilities(adapter.unadapted(batch)), "after": probabilities(adapter(batch))}
+    if piece.stop < len(stream.units[piece.source]):
+        write_state(job.folder, piece, adapter.state_dict())
+    return Kept(rows, labels, order)
+
+
+def _predict_piece(job: _Job, piece: Piece) -> Kept:
     """Probabilities of the piece's images, by row."""
     model, adapter, controls = job.model, job.adapter, job.protocol.controls
-    batch = as_tensor(job.images.take(*piece), model.device)
+    batch, labels = (
+        as_tensor(job.images.take(*piece), model.device),
+        job.images.labels_of(piece.source)[piece.start : piece.stop],
+    )
     with undisturbed(model.device), torch.no_grad():
         results: Results = {"before": probabilities(model(batch))}
     if adapter is None:
-        return results
+        return Kept(results, labels)
     # what the model adapted to image i predicts: the image itself and, as controls, its neighbour
     wanted: list[tuple[str, Tensor, int]] = [("after", batch, 0)]  # (row, images, distance)
     if controls and piece.source == CLEAN:
@@ -102,8 +136,12 @@ def _predict_piece(job: _Job, piece: Piece) -> Results:
         wanted.append(("same_corruption", batch, 1))
     others = torch.stack([pictures.roll(distance, 0) for _, pictures, distance in wanted], dim=1)
     answers = adapter.answer(batch, others)
-    results["view_average"] = answers.view_average.float().cpu().numpy()
+    if adapter.objective is not None and adapter.objective.draws_views:
+        results["view_average"] = answers.view_average.float().cpu().numpy()
     adapted = probabilities(answers.logits)
     for number, (row, _, distance) in enumerate(wanted):
         results[row] = np.roll(adapted[:, number], -distance, axis=0)
-    return results
+    if job.protocol.confidence:  # of the answer, so that it stands at its class
+        answered = results["after"].argmax(-1)[:, None] == np.arange(adapted.shape[-1])
+        results["agreement"] = answered * adapter.confidence(batch).float().cpu().numpy()[:, None]
+    return Kept(results, labels)

@@ -38,6 +38,7 @@ class Kept(NamedTuple):
 
     rows: Results
     labels: NDArray[np.int64]
+    order: NDArray[np.int64] | None = None  # of a stream: (images, 2), which source each image is of, and which of its
 
 
 def source_key(source: Source) -> str:
@@ -66,24 +67,31 @@ def corrupted_sources(protocol: dict[str, Any]) -> list[Source]:
 
 
 def all_pieces(protocol: dict[str, Any]) -> list[Piece]:
-    """Of an evaluation, in the order in which one process evaluates them."""
+    """Of an evaluation, in the order in which one process evaluates them.
+
+    Those of a stream are its units one after the other, in whole steps: each goes on where the one before it ended.
+    """
+    if "stream" in protocol:
+        batch = protocol["adaptation"]["batch"]
+        return [piece for unit in protocol["stream"]["units"] for piece in _along(unit, batch)]
     told = protocol.get("source", {}).get("counts", {})  # shifts have images of their own
     sources = [CLEAN] * protocol["clean"] + corrupted_sources(protocol)
     return pieces_of({source: told.get(source_key(source), protocol["images"]) for source in sources})
 
 
-def units_of(protocol: dict[str, Any]) -> list[list[Piece]]:
-    """What cannot be split between processes: a piece, or, where images are a stream, all of a stream's pieces.
+def _along(unit: dict[str, Any], batch: int) -> list[Piece]:
+    """The pieces of a unit; a last image that would be alone goes to the piece before: some methods compare images."""
+    source, count, size = (unit["name"], unit["severity"]), unit["images"], -(-PIECE // batch) * batch
+    edges = [*range(0, max(1, count - 1), size), count]
+    return [Piece(source, start, stop) for start, stop in pairwise(edges)]
 
-    The streams `shift` and `correlated` begin anew for every corruption, `continual` and `mixed` go through all.
-    """
-    pieces, stream = all_pieces(protocol), protocol.get("stream")
-    if stream is None:
+
+def units_of(protocol: dict[str, Any]) -> list[list[Piece]]:
+    """What cannot be split between processes: a piece, or all pieces of one of a stream's units."""
+    pieces = all_pieces(protocol)
+    if "stream" not in protocol:
         return [[piece] for piece in pieces]
-    if stream not in ("shift", "correlated"):
-        return [pieces]
-    sources = dict.fromkeys(piece.source for piece in pieces)
-    return [[piece for piece in pieces if piece.source == source] for source in sources]
+    return [[piece for piece in pieces if piece.source == unit] for unit in dict.fromkeys(p.source for p in pieces)]
 
 
 def folder_of(out: Path) -> Path:
@@ -137,12 +145,13 @@ def read_piece(folder: Path, piece: Piece, protocol: dict[str, Any]) -> Kept | N
         with np.load(path_of(folder, piece), allow_pickle=False) as file:
             rows = {name: file[name] for name in file.files}
         mark, labels, shape = rows.pop("protocol"), rows.pop("labels"), rows["before"].shape
+        order = rows.pop("order") if "stream" in protocol else None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError):
         return None
     alike = len(shape) == 2 and all(p.shape == shape for p in rows.values())
     count = piece.stop - piece.start
     whole = alike and shape[0] == count and labels.shape == (count,) and np.array_equal(mark, _mark(protocol))
-    return Kept(rows, labels) if whole else None
+    return Kept(rows, labels, order) if whole else None
 
 
 def write_piece(folder: Path, piece: Piece, kept: Kept, protocol: dict[str, Any]) -> None:
@@ -150,7 +159,8 @@ def write_piece(folder: Path, piece: Piece, kept: Kept, protocol: dict[str, Any]
     if not (folder / PROTOCOL).exists():
         write_json(folder / PROTOCOL, protocol)
     _require_same(read_json(folder / PROTOCOL), protocol, folder)  # another process may have begun with another one
-    write_npz(path_of(folder, piece), {**kept.rows, "labels": kept.labels, "protocol": _mark(protocol)})
+    order = {} if kept.order is None else {"order": kept.order}
+    write_npz(path_of(folder, piece), {**kept.rows, **order, "labels": kept.labels, "protocol": _mark(protocol)})
 
 
 def write_npz(path: Path, arrays: dict[str, Any]) -> None:

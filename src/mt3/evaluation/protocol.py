@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 
 from mt3 import corruptions
 from mt3.config.adaptation import Adaptation
+from mt3.config.streams import ANEW, STREAMS
 from mt3.data import CorruptedSet, Dataset, ShiftedSet
 from mt3.evaluation.pieces import CLEAN as CLEAN
 from mt3.evaluation.pieces import Source as Source
 from mt3.evaluation.pieces import source_key
-from mt3.models.classifier import MT3Model
+from mt3.evaluation.settle import passes
+from mt3.models.call import Network
 from mt3.models.store import tensors_hash
 from mt3.objectives.augment import SIDE
-from mt3.support.errors import InputError
+from mt3.support.errors import InputError, name_list, one_of
 from mt3.support.version import __version__
 
 
@@ -103,22 +105,26 @@ class Protocol:
     severities: tuple[int, ...] = (5,)
     limit: int | None = None  # images; none: all of them
     controls: bool = False  # also adapt on other images, to split the gain
+    confidence: bool = False  # also how far the answers to an image's views agree
     adaptation: Adaptation | None = None  # none: the model as it is
-    seed: int = 0  # of the views
+    method: str = "own"  # the name of that adaptation; own: the model's
+    stream: str | None = None  # along which steps are kept; none: each image is adapted to by itself
+    seed: int = 0  # of the views, and of a stream's order
     label: str = ""  # what a report calls this variant; the reference has none
     sweep: bool = False  # a point of a sweep over steps, views or learning rate
+    tuned: dict[str, Any] | None = field(default=None, hash=False)  # how the adaptation was chosen, if by `mt3 tune`
     run: dict[str, Any] | None = field(default=None, hash=False)  # how the model was trained, if that is known
 
     @property
     def sources(self) -> list[Source]:
-        return [(name, severity) for severity in self.severities for name in self.corruptions]
+        return [(name, severity) for severity in sorted(set(self.severities)) for name in self.corruptions]
 
     def count(self, images: TestImages, source: Source = CLEAN) -> int:
         """Images under a corruption; the clean ones are as many, but for shifts."""
         return len(images.labels_of(source)[: self.limit])
 
 
-def describe(protocol: Protocol, model: MT3Model, images: TestImages) -> dict[str, Any]:
+def describe(protocol: Protocol, model: Network, images: TestImages) -> dict[str, Any]:
     """The protocol as a result file keeps it; refuses what cannot be evaluated."""
     count, adaptation = protocol.count(images), protocol.adaptation
     if protocol.limit is not None and protocol.limit < 1:
@@ -134,6 +140,24 @@ def describe(protocol: Protocol, model: MT3Model, images: TestImages) -> dict[st
         raise InputError("The clean control needs the clean test images; give --data-dir, or drop --controls.")
     if protocol.controls and count < 2:
         raise InputError("Controls adapt on another image, so they need at least 2 images; raise --limit.")
+    if protocol.confidence and adaptation is None:
+        raise InputError("Confidence is compared before and after adapting, and nothing adapts; drop --confidence.")
+    _check_stream(protocol)
+    _check_tuned(protocol, images)
+    told: dict[str, Any] = {"method": protocol.method} if protocol.method != "own" else {}
+    if protocol.stream is not None:
+        told["stream"] = {
+            "kind": protocol.stream,
+            "seed": protocol.seed,
+            "order": STREAMS[protocol.stream],
+            "units": _units(protocol, images),
+        }
+    if protocol.tuned is not None:
+        told["tuned"] = protocol.tuned
+    if adaptation is not None:
+        told["passes"] = passes(adaptation)  # what an answer costs
+    if protocol.confidence:
+        told["confidence"] = True
     return {
         "run": protocol.run,
         "label": protocol.label,
@@ -145,13 +169,13 @@ def describe(protocol: Protocol, model: MT3Model, images: TestImages) -> dict[st
         "severities": sorted(set(protocol.severities)),
         "images": count,
         "first": images.first,
-        "clean": images.dataset is not None,
+        "clean": images.dataset is not None and (protocol.stream is None or not protocol.corruptions),
         "controls": protocol.controls,
         "seed": protocol.seed,
         "adaptation": None if adaptation is None else asdict(adaptation),
-        "own_adaptation": adaptation is None or adaptation == model.adaptation,
+        "own_adaptation": adaptation is None or adaptation == getattr(model, "adaptation", None),
         "views": 0 if adaptation is None else adaptation.views,
-        "precision": model.precision,
+        "precision": getattr(model, "precision", "float32"),
         "model_hash": tensors_hash(model.state_dict()),
         "versions": {
             "mt3": __version__,
@@ -159,4 +183,49 @@ def describe(protocol: Protocol, model: MT3Model, images: TestImages) -> dict[st
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
+        **told,
     }
+
+
+def _units(protocol: Protocol, images: TestImages) -> list[dict[str, Any]]:
+    """The parts of a stream that begin with the model as it is, and how many images each has."""
+    counts = {source: protocol.count(images, source) for source in protocol.sources or [CLEAN]}
+    if protocol.stream not in ANEW:
+        counts = {(str(protocol.stream), 0): sum(counts.values())}
+    return [{"name": name, "severity": severity, "images": count} for (name, severity), count in counts.items()]
+
+
+def _check_stream(protocol: Protocol) -> None:
+    """Refuse a stream that is none, and what cannot be asked along one."""
+    kind, adaptation = protocol.stream, protocol.adaptation
+    if kind is not None and kind not in STREAMS:
+        raise InputError(one_of("stream", kind, STREAMS))
+    if kind is not None and adaptation is None:
+        raise InputError("A stream is for models that adapt along it, and nothing adapts here; drop --stream.")
+    if adaptation is None:
+        return
+    if (kind is None) != (adaptation.carry == "image"):
+        come = "a stream's order" if kind is None else "--carry stream"
+        raise InputError(f"A step that is kept needs {come}; give --stream and --carry stream, or neither.")
+    asked = [name for name in ("controls", "confidence") if getattr(protocol, name)]
+    if kind is not None and asked:
+        raise InputError(f"Along a stream there is no --{asked[0]}: each image finds another model; drop one of them.")
+    if kind is not None and kind not in ANEW and adaptation.reset == "shift":
+        raise InputError(f"In a {kind} stream no shift is known; give --stream shift, or another --reset.")
+
+
+def _check_tuned(protocol: Protocol, images: TestImages) -> None:
+    """Refuse to report what was tuned on."""
+    if protocol.tuned is None:
+        return
+    used = protocol.tuned["images"]
+    known = [name for name in protocol.corruptions if name in used["corruptions"]]
+    if known:
+        raise InputError(f"{protocol.tuned['file']} was tuned on {name_list(known)}; report other corruptions.")
+    first, last = used["first"], used["first"] + used["images"]
+    same = images.dataset is None or images.dataset.name == used["data"]
+    if same and images.first < last and first < images.first + protocol.count(images):
+        raise InputError(
+            f"{protocol.tuned['file']} was tuned on the images {first} to {last - 1}; leave these out by --limit "
+            "or --first."
+        )

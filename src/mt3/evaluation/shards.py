@@ -31,6 +31,7 @@ from mt3.evaluation.pieces import (
     write_npz,
 )
 from mt3.results.facts import facts
+from mt3.results.statistics import pack_positions
 from mt3.support.errors import InputError, shown
 from mt3.support.files import made_directory, own_file, read_json, remove_leftovers, write_json
 
@@ -142,8 +143,12 @@ def _write_results(out: Path, protocol: dict[str, Any], kept: dict[Piece, Kept])
     by_source: dict[Source, list[Kept]] = {}
     for piece, found in kept.items():
         by_source.setdefault(piece.source, []).append(found)
-    rows = {source: _join([found.rows for found in parts]) for source, parts in by_source.items()}
-    labels = {source: np.concatenate([found.labels for found in parts]) for source, parts in by_source.items()}
+    joined = {source: _join(parts) for source, parts in by_source.items()}
+    positions: dict[str, str] = {}
+    if "stream" in protocol:
+        joined, positions = _sort(_join(list(joined.values())), sources or [CLEAN])
+    rows = {source: found.rows for source, found in joined.items()}
+    labels = {source: found.labels for source, found in joined.items()}
     arrays: dict[str, Any] = {}
     if "counts" in protocol["source"]:  # of shifts, whose images are their own
         arrays |= {f"{source_key(source)}/labels": some for source, some in labels.items()}
@@ -160,8 +165,23 @@ def _write_results(out: Path, protocol: dict[str, Any], kept: dict[Piece, Kept])
     write_npz(out.with_suffix(".npz"), each | arrays)
     told = {source: facts(r, labels[source]) for source, r in rows.items()}
     entries = [{"name": s[0], "severity": s[1], "images": len(labels[s]), "rows": told[s]} for s in sources]
-    write_json(out, {"protocol": protocol, "clean": told.get(CLEAN), "corruptions": entries})
+    value = {"protocol": protocol, "clean": told.get(CLEAN), "corruptions": entries}
+    write_json(out, value | ({"positions": positions} if positions else {}))
 
 
-def _join(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    return {row: np.concatenate([part[row] for part in parts]) for row in parts[0]}
+def _join(parts: list[Kept]) -> Kept:
+    rows = {row: np.concatenate([part.rows[row] for part in parts]) for row in parts[0].rows}
+    orders = [part.order for part in parts if part.order is not None]
+    return Kept(rows, np.concatenate([part.labels for part in parts]), np.concatenate(orders) if orders else None)
+
+
+def _sort(along: Kept, sources: list[Source]) -> tuple[dict[Source, Kept], dict[str, str]]:
+    """What was answered along a stream, source by source in the order of the images, and where each came."""
+    assert along.order is not None
+    found, positions = {}, {}
+    for number, (name, severity) in enumerate(sources):
+        own = np.flatnonzero(along.order[:, 0] == number)
+        own = own[along.order[own, 1].argsort()]
+        found[name, severity] = Kept({row: p[own] for row, p in along.rows.items()}, along.labels[own])
+        positions[f"{name}-{severity}"] = pack_positions(own)
+    return found, positions

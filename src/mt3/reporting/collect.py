@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mt3.config.streams import PER_IMAGE
 from mt3.reporting.accuracy import source_words
 from mt3.reporting.curves import Curves, find_curves
-from mt3.results.facts import Evaluation, is_evaluation, parse_evaluation
+from mt3.results.facts import TUNING, Evaluation, is_evaluation, parse_evaluation
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import METRICS_FILE, load_json
 
@@ -25,6 +26,8 @@ class Results:
     main: dict[str, list[Evaluation]] = field(default_factory=dict)  # by training, adapted as the model says
     ablations: dict[Group, list[Evaluation]] = field(default_factory=dict)
     others: list[Evaluation] = field(default_factory=list)  # adapted with other steps, views or learning rate
+    methods: list[Evaluation] = field(default_factory=list)  # adapted by other methods, or along a stream
+    timings: list[dict[str, Any]] = field(default_factory=list)  # benchmarks of methods
     curves: Curves = field(default_factory=Curves)
     notes: list[str] = field(default_factory=list)  # what was left out, and why
 
@@ -35,7 +38,7 @@ class Results:
 
     @property
     def every(self) -> list[Evaluation]:
-        return flat([*self.groups, self.others])
+        return flat([*self.groups, self.others, [e for e in self.methods if e.protocol["run"] is not None]])
 
 
 def collect(paths: Sequence[Path], root: Path | None = None) -> Results:
@@ -44,13 +47,19 @@ def collect(paths: Sequence[Path], root: Path | None = None) -> Results:
     Paths are shown as they were given, or relative to `root`.
     """
     notes: list[str] = []
-    found = [e for path in _find(paths, "*.json") for e in _read(path, path in paths, notes, root)]
+    timings: list[dict[str, Any]] = []
+    every = [e for path in _find(paths, "*.json") for e in _read(path, path in paths, timings, notes, root)]
+    reported = [e for e in every if not (e.protocol["sweep"] and e.label == TUNING)]
+    methods = [e for e in reported if is_method(e)]
+    found = [e for e in reported if not is_method(e)]
     curves = find_curves(_find(paths, METRICS_FILE), notes, root)
-    if not found and not curves.paths:
+    if not every and not curves.paths:
         why = f" {' '.join(notes)}" if notes else ""
         raise InputError(f"Found no evaluation in {name_list(paths)}; `mt3 evaluate RUN` writes one.{why}")
     _require_trained_alike(found)
-    results = Results(curves=curves, notes=notes)
+    require_alike(methods)
+    methods.sort(key=lambda e: (e.label, str(e.path)))
+    results = Results(methods=methods, timings=timings, curves=curves, notes=notes)
     for e in sorted(_drop_repeated(found, notes), key=lambda e: (e.label, e.setting, e.run.seed, str(e.path))):
         if not e.has_own_setting:
             results.others.append(e)
@@ -86,8 +95,18 @@ def _find(paths: Sequence[Path], pattern: str) -> list[Path]:
     return list(found.values())
 
 
-def _read(path: Path, asked: bool, notes: list[str], root: Path | None) -> list[Evaluation]:
-    """The evaluation in a file; a file that is none is left out, and refused if it was asked for."""
+def is_method(evaluation: Evaluation) -> bool:
+    """Whether it adapts otherwise than its model was made to: by another method, along a stream, or tuned."""
+    return evaluation.rival != "own" or evaluation.way != PER_IMAGE or "tuned" in evaluation.protocol
+
+
+def _read(
+    path: Path, asked: bool, timings: list[dict[str, Any]], notes: list[str], root: Path | None
+) -> list[Evaluation]:
+    """The evaluation in a file; a file that is none is left out, and refused if it was asked for.
+
+    A benchmark of methods goes to `timings`.
+    """
     shown = path if root is None else path.relative_to(root)
     try:
         value = load_json(path)
@@ -96,10 +115,13 @@ def _read(path: Path, asked: bool, notes: list[str], root: Path | None) -> list[
             raise InputError(f"{path} is not whole ({error}); evaluate again.") from None
         notes.append(f"{shown} is left out: it is not a whole JSON file.")
         return []
+    if isinstance(value, dict) and value.get("benchmark") == "methods":
+        timings.append(value)
+        return []
     if not asked and not is_evaluation(value):
         return []
     evaluation = parse_evaluation(value, path)
-    if evaluation.protocol["run"] is None:
+    if evaluation.protocol["run"] is None and not is_method(evaluation):
         notes.append(f"{shown} is left out: it does not say which method its model was trained with.")
         return []
     return [replace(evaluation, path=shown)]

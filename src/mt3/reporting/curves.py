@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mt3.reporting.published import training_curve
-from mt3.results.facts import Run, read_run
+from mt3.results.runs import Run, read_run
 from mt3.results.tables import Cell, Table, count, make_table
 from mt3.support.errors import name_list
 from mt3.support.files import RUN_FILE, parse_json

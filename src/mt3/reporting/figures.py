@@ -49,7 +49,7 @@ class Sweep(NamedTuple):
 
 
 @contextmanager
-def _drawing(*paths: Path, width: float, height: float, columns: int = 1, rows: int = 1) -> Iterator[tuple[Any, Any]]:
+def drawing(*paths: Path, width: float, height: float, columns: int = 1, rows: int = 1) -> Iterator[tuple[Any, Any]]:
     """Yield a figure and its axes row by row; then write it to the paths, the same bytes for the same content."""
     pyplot = import_pyplot()
     size: dict[str, Any] = {"figsize": (width, height), "squeeze": False, "sharey": True, "layout": "constrained"}
@@ -82,7 +82,7 @@ def draw_bars(paths: Sequence[Path], columns: Mapping[str, Mapping[str, Cell]], 
     panels = [names[start : start + share] for start in range(0, len(names), share)]
     inches = max(5.0, 1.2 + share * max(0.56, 0.112 * len(rows)))
     highest = max((c.value or 0.0) + (c.std or 0.0) for row in rows for c in columns[row].values())
-    with _drawing(*paths, width=inches, height=1.1 + 2.2 * count, rows=count) as (figure, axes):
+    with drawing(*paths, width=inches, height=1.1 + 2.2 * count, rows=count) as (figure, axes):
         for axis, panel in zip(axes, panels, strict=True):
             _draw_panel(axis, columns, panel, apart=panel is panels[-1])
             axis.set_xlim(-0.6, share)
@@ -129,7 +129,7 @@ def draw_convergence(paths: Sequence[Path], curve: Curve | None, told: str, publ
     panels = [(f"these runs, {told}", curve)] if curve is not None else []
     panels.append((f"the authors', CIFAR-10, {count_epochs(published.epochs[-1])}", published))
     width = 3.6 * len(panels) + 0.6
-    with _drawing(*paths, width=width, height=3.0, columns=len(panels)) as (figure, axes):
+    with drawing(*paths, width=width, height=3.0, columns=len(panels)) as (figure, axes):
         figure.get_layout_engine().set(wspace=0.08)
         for axis, (title, shown) in zip(axes, panels, strict=True):
             count = len(shown.before)
@@ -167,7 +167,7 @@ def draw_sweep(paths: Sequence[Path], sweeps: Sequence[Sweep], label: str) -> No
     """Accuracy after adapting against a setting; a dotted line of the same colour is the accuracy before."""
     styles = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))
     markers = "osD^vP"
-    with _drawing(*paths, width=5.0, height=3.0 + 0.19 * len(sweeps)) as (figure, (axis,)):
+    with drawing(*paths, width=5.0, height=3.0 + 0.19 * len(sweeps)) as (figure, (axis,)):
         drawn: dict[str, int] = {}
         handles = []
         dotted: dict[str, Any] = {"linestyle": (0, (1, 2)), "linewidth": 1.2}

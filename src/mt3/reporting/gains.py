@@ -14,7 +14,8 @@ from mt3.reporting.rows import (
     pairs_of,
     row_with,
 )
-from mt3.results.facts import CONTROLS, Run
+from mt3.results.facts import CONTROLS
+from mt3.results.runs import Run
 from mt3.results.statistics import GAINS
 from mt3.results.tables import Table, count, make_table
 from mt3.support.errors import name_list

@@ -14,6 +14,7 @@ from mt3.reporting import published as paper
 from mt3.reporting.collect import Results, collect
 from mt3.reporting.curves import MIN_EPOCHS, Curves, authors_curve, count_epochs, epoch_table, read_curves
 from mt3.reporting.figures import FORMATS, Figure, draw_bars, draw_convergence, import_pyplot
+from mt3.reporting.method_tables import METHOD, confidence_table, method_blocks
 from mt3.reporting.rows import Row, rows_of
 from mt3.reporting.variants import ablation_table, sweep_blocks
 from mt3.results.tables import AVERAGE, Cell, Table, csv_text, latex, make_table, markdown
@@ -60,7 +61,7 @@ def write_report(
         drawn = [out / f"{figure.name}.{ending}" for ending in FORMATS]
         figure.draw(drawn)
         files += drawn
-    main = [t for t in tables if t.head == "corruption"]
+    main = [t for t in tables if t.head in ("corruption", METHOD)]
     head = "% needs \\usepackage{booktabs,graphicx}\n"
     write_text(out / "table.tex", head + "\n\n".join(latex(t) for t in main) + "\n")
     write_text(out / "table.csv", csv_text(tables))
@@ -148,6 +149,8 @@ def report_sections(results: Results, published: bool) -> list[Section]:
             Section("Likelihood and calibration", accuracy.calibration_table(rows, severity)),
         ]
     sections += [
+        Section("Methods and streams", method_blocks(results)),
+        Section("Confidence", confidence_table(results)),
         Section("Clean images", accuracy.clean_table(rows)),
         Section("Adaptation settings", sweep_blocks(results)),
         Section("Ablations", ablation_table(results)),

@@ -14,70 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mt3.config.methods import Method, get_method
+from mt3.config.streams import PER_IMAGE
 from mt3.corruptions import PAPER
 from mt3.results import statistics
-from mt3.results.show import CLEAN, data_frame, result_table
-from mt3.results.statistics import GAINS, Correct, Difference, Probabilities
-from mt3.support.errors import NAME, InputError, shown
-from mt3.support.files import RUN_FILE, load_json, read_json
+from mt3.results.runs import Run, make_run
+from mt3.results.shape import check_protocol, check_shape
+from mt3.results.show import CLEAN, CLEAN_WORD, data_frame, result_table
+from mt3.results.statistics import GAINS, Correct, Difference, Positions, Probabilities
+from mt3.support.errors import InputError, shown
+from mt3.support.files import load_json
 
 CONTROLS = {"clean_other": "unrelated image", "same_corruption": "same corruption"}  # adapted on another image
 ROWS = ("before", "view_average", *CONTROLS, "after")
-
-# the shape of a file: of each name a value of its kind
-RUN = {"data": "", "method": "", "preset": "", "seed": 0, "label": "", "step": 0, "total_steps": 0}
-RUN |= {"epochs": [0.0], "network": "", "overrides": {}}
-ADAPTATION = {"objective": "", "steps": 0, "lr": 0.0, "clip": 0.0, "views": 0, "layers": "", "gate": 0.0, "variant": ""}
-PROTOCOL = {"run": RUN, "label": "", "sweep": False, "data": "", "split": "", "source": {}, "corruptions": [""]}
-PROTOCOL |= {"severities": [0], "images": 0, "first": 0, "clean": False, "controls": False, "seed": 0}
-PROTOCOL |= {"adaptation": ADAPTATION, "own_adaptation": False, "views": 0, "precision": "", "model_hash": ""}
-PROTOCOL |= {"versions": {}}
-OPTIONAL = ("run", "data", "adaptation", "clip")  # may be null
-
-
-@dataclass(frozen=True)
-class Run:
-    """A training: what it is, how long it is, and how far it had come."""
-
-    data: str
-    method: str
-    preset: str
-    seed: int
-    label: str  # what it is called in a report; nothing for the reference of a study
-    step: int  # these two count the trainings before it, too
-    total_steps: int
-    epochs: list[float]  # of the trainings one after the other, its own last
-    network: str  # such as resnet8x16, layers x width
-    overrides: dict[str, Any]  # the fields in which it departs from its preset
-
-    @property
-    def progress(self) -> str:
-        return f"{self.step:,} of {self.total_steps:,} steps"
-
-    @property
-    def unfinished(self) -> bool:
-        return self.step < self.total_steps
-
-    @property
-    def mark(self) -> str:
-        """What stands behind a name that rests on this training, if it was not finished."""
-        return f" ({self.progress})" if self.unfinished else ""
-
-    @property
-    def epochs_before(self) -> float:
-        return sum(self.epochs[:-1])
-
-    @property
-    def epoch_words(self) -> str:
-        """In the order of time, `6.35 + 0.32`."""
-        return (f"{self.epochs_before:g} + " if self.epochs_before else "") + f"{self.epochs[-1]:g}"
-
-    def unlike(self, other: "Run") -> list[str]:
-        """What tells two trainings of a method apart, beside their seeds."""
-        told = [name for name in ("data", "preset", "network", "epochs") if getattr(self, name) != getattr(other, name)]
-        changed = {**self.overrides, **other.overrides}
-        told += sorted(name for name in changed if self.overrides.get(name, ()) != other.overrides.get(name, ()))
-        return list(dict.fromkeys(told))
+TUNING = "tuning"  # the label of a point of `mt3 tune`
+AGREEMENT = {"before": "view_average", "after": "agreement"}  # a row, and how far views agree with each of its answers
 
 
 class Setting(NamedTuple):
@@ -94,6 +44,7 @@ class Answers(NamedTuple):
     correct: Correct  # (images,)
     nll: float
     calibration_error: float
+    confidence: dict[str, dict[str, float | None]] | None = None  # softmax, agreement -> calibration_error, auroc
 
     @property
     def accuracy(self) -> float:
@@ -107,13 +58,24 @@ class Answers(NamedTuple):
 
 def facts(probabilities: Mapping[str, Probabilities], labels: NDArray[np.int64]) -> dict[str, dict[str, Any]]:
     """What a file keeps of the rows' probabilities under one corruption."""
-    kept = {}
+    kept: dict[str, dict[str, Any]] = {}
     for row, p in probabilities.items():
-        correct = statistics.is_correct(p, labels)
-        error = 100 * statistics.calibration_error(p, correct)
+        if row == AGREEMENT["after"]:
+            continue
+        correct, softmax = statistics.is_correct(p, labels), p.max(-1)
+        error = 100 * statistics.calibration_error(softmax, correct)
         nll = statistics.mean_nll(p, labels)
         kept[row] = {"correct": statistics.pack_correct(correct), "nll": nll, "calibration_error": error}
+        if row in AGREEMENT and AGREEMENT["after"] in probabilities:
+            agreement = probabilities[AGREEMENT[row]][np.arange(len(p)), p.argmax(-1)]
+            told = {"softmax": softmax, "agreement": agreement}
+            kept[row]["confidence"] = {name: _quality(value, correct) for name, value in told.items()}
     return kept
+
+
+def _quality(confidence: NDArray[np.float32], correct: Correct) -> dict[str, float | None]:
+    error = 100 * statistics.calibration_error(confidence, correct)
+    return {"calibration_error": error, "auroc": statistics.area_under_curve(confidence, correct)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +111,16 @@ class Evaluation:
         return str(self.protocol["label"])
 
     @property
+    def rival(self) -> str:
+        """How the model adapts, by a method's name; `own` as it was trained to."""
+        return str(self.protocol.get("method", "own"))
+
+    @property
+    def way(self) -> str:
+        """The stream along which it adapts, or `per image`."""
+        return str(self.protocol.get("stream", {"kind": PER_IMAGE})["kind"])
+
+    @property
     def setting(self) -> Setting:
         p = self.protocol
         a = p["adaptation"] or {"steps": 0, "views": p["views"], "lr": 0.0}
@@ -180,11 +152,7 @@ class Evaluation:
         return {key: {row: _unpack(f, n) for row, f in rows.items()} for key, (rows, n) in entries.items()}
 
     def _select(self, corruption: str | None, severity: int | None) -> list[dict[str, Answers]]:
-        return [
-            rows
-            for (name, s), rows in self._found.items()
-            if corruption in (None, name) and (s != CLEAN if severity is None else s == severity)
-        ]
+        return [rows for key, rows in self._found.items() if _is_asked(key, corruption, severity)]
 
     def has(self, row: str, severity: int | None = None) -> bool:
         """Whether a row (before, after, view_average, clean_other, same_corruption) was evaluated."""
@@ -224,8 +192,35 @@ class Evaluation:
 
     def gain(self, name: str = "gain", corruption: str | None = None, severity: int | None = None) -> Difference:
         """The paired difference of two rows, as `GAINS` names them, with its interval over images."""
+        if self.way != PER_IMAGE:
+            after, before = (self.answers(row, corruption, severity) for row in GAINS[name])
+            return self._along(after, before, self.positions(corruption, severity))
         high, low = (self.per_image(row, corruption, severity) for row in GAINS[name])
         return statistics.paired_interval(100.0 * (high - low))
+
+    def minus(self, other: "Evaluation", row: str = "after") -> Difference:
+        """The paired difference of one row from that of another evaluation of the same images, in the same order."""
+        if self.way != PER_IMAGE:
+            return self._along(self.answers(row), other.answers(row), self.positions())
+        return statistics.paired_interval(100.0 * (self.per_image(row) - other.per_image(row)))
+
+    def _along(self, high: list[Answers], low: list[Answers], places: list[Positions]) -> Difference:
+        """The difference of answers along a stream, with its interval by blocks."""
+        found = [100.0 * (a.correct.astype(float) - b.correct) for a, b in zip(high, low, strict=True)]
+        paired = bool(self.protocol["source"].get("paired", True))
+        return statistics.stream_interval(found, places, paired, self.batch)
+
+    @property
+    def batch(self) -> int:
+        """Images that share a step."""
+        return int((self.protocol["adaptation"] or {}).get("batch", 1))
+
+    def positions(self, corruption: str | None = None, severity: int | None = None) -> list[Positions]:
+        """Where in the stream the images come, (images,) for each of the `answers`."""
+        held, keys = self.value["positions"], [k for k in self._found if _is_asked(k, corruption, severity)]
+        counts = [len(answers.correct) for answers in self.answers("before", corruption, severity)]
+        packed = [held[f"{name or CLEAN_WORD}-{severity}"] for name, severity in keys]
+        return [statistics.unpack_positions(p, count) for p, count in zip(packed, counts, strict=True)]
 
     def each(self) -> Iterator[tuple[str, int, str, Answers]]:
         """Corruption, severity and row, and what was answered; clean images are of no corruption."""
@@ -248,9 +243,14 @@ class Evaluation:
         return int((after & ~before).sum()), int((before & ~after).sum())
 
 
+def _is_asked(key: tuple[str, int], corruption: str | None, severity: int | None) -> bool:
+    return corruption in (None, key[0]) and (key[1] != CLEAN if severity is None else key[1] == severity)
+
+
 def _unpack(facts: dict[str, Any], images: int) -> Answers:
     correct = statistics.unpack_correct(facts["correct"], images)
-    return Answers(correct, float(facts["nll"]), float(facts["calibration_error"]))
+    nll, error = float(facts["nll"]), float(facts["calibration_error"])
+    return Answers(correct, nll, error, facts.get("confidence"))
 
 
 def read_evaluation(path: Path) -> Evaluation:
@@ -268,9 +268,9 @@ def parse_evaluation(value: Any, path: Path) -> Evaluation:
         raise InputError(f"{path} is not an evaluation; give files that `mt3 evaluate` wrote.")
     evaluation = Evaluation(value, path)
     try:
-        _check_shape(value["protocol"], PROTOCOL, "protocol")
+        check_protocol(value["protocol"])
         if value["protocol"]["run"] is not None:
-            _make_run(value["protocol"]["run"])
+            make_run(value["protocol"]["run"])
         _check_facts(evaluation)
     except KeyError as error:
         raise InputError(f"{path} is not a whole evaluation ({error} is missing); evaluate again.") from None
@@ -284,63 +284,19 @@ def is_evaluation(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("protocol"), dict) and "corruptions" in value
 
 
-def read_run(path: Path) -> tuple[Run, dict[str, Any]] | None:
-    """The training that a run.json is about, and the file's content; None where it does not say."""
-    value = read_json(path)
-    try:
-        return _make_run(value["about"]), value
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def about_run(run: dict[str, Any], where: Path) -> dict[str, Any] | None:
-    """What an evaluation tells of the training of its model, by its run.json; None for a model that is no run."""
-    if not run:
-        return None
-    if "step" not in run:
-        raise InputError(f"The run in {where} is not finished; continue it with --resume.")
-    try:
-        _make_run(run["about"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{where / RUN_FILE} is damaged: about is not whole ({error}); restore it.") from None
-    return dict(run["about"])
-
-
-def _make_run(value: dict[str, Any]) -> Run:
-    _check_shape(value, RUN, "run")
-    run = Run(**{name: value[name] for name in RUN})
-    get_method(run.method)
-    if not run.epochs or not 0 <= run.step <= run.total_steps:
-        raise ValueError(f"step {run.step} of {run.total_steps}, {len(run.epochs)} trainings")
-    return run
-
-
-def _check_shape(value: Any, shape: Any, name: str) -> None:
-    """Refuse what is not of the shape's kind, and text that a table cannot show."""
-    kinds = (int, float) if type(shape) is float else (type(shape),)
-    if type(value) not in kinds:
-        raise TypeError(f"{name} is {shown(repr(value))}")
-    if isinstance(shape, dict):
-        for key, part in (shape or value).items():  # an empty one may hold anything
-            _check_shape(key, "", name)
-            if not (value[key] is None and key in OPTIONAL):
-                _check_shape(value[key], part, key)
-    elif isinstance(shape, list):
-        for item in value:
-            _check_shape(item, item if shape is value else shape[0], name)
-    if isinstance(value, str) and not (len(value) <= NAME and value.isprintable()):
-        raise ValueError(f"{name} that is too long or not printable")
-
-
 def _check_facts(evaluation: Evaluation) -> None:
     value, protocol = evaluation.value, evaluation.protocol
     wanted = sorted((name, severity) for name in protocol["corruptions"] for severity in protocol["severities"])
     if wanted != sorted((entry["name"], entry["severity"]) for entry in value["corruptions"]):
         raise ValueError("its corruptions are not those of its protocol")
-    _check_shape(protocol["source"].get("images", [1]), [1], "images")
+    check_shape(protocol["source"].get("images", [1]), [1], "images")
     if protocol["images"] < 1 or not evaluation._found:
         raise ValueError("no images")
     for rows in evaluation._found.values():
         for answers in (rows["before"], *rows.values()):
             if not math.isfinite(answers.nll + answers.calibration_error):
                 raise ValueError("a likelihood or calibration error that is not finite")
+    if evaluation.way != PER_IMAGE:
+        places = np.concatenate([p for key in evaluation._found for p in evaluation.positions(*key)])
+        if not np.array_equal(np.sort(places), np.arange(len(places))):
+            raise ValueError("positions that are no stream's")

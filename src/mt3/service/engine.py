@@ -50,7 +50,8 @@ class Engine:
             raise InputError("This model takes images of any size, and does not say to which to scale them.")
         self.model, self.limits, self.size = model.eval(), limits, model.size
         self.metrics = metrics or Metrics()
-        self.batcher = Batcher(limits.stack, limits.wait, limits.queue, self.metrics.group)
+        # half of the time that an answer may take: images before it may ask for more than those before them
+        self.batcher = Batcher(limits.stack, limits.wait, limits.queue, limits.seconds / 2, self.metrics.group)
         self.readers = ThreadPoolExecutor(READERS, "mt3-read")
         self.sessions = Sessions(limits)
         self.metrics.gauges["mt3_streams_open"] = ("Streams that are remembered.", lambda: len(self.sessions))
@@ -71,13 +72,19 @@ class Engine:
         if adaptation.carry == "stream":
             raise InputError("This method answers along a stream, not for single images; begin one with POST /streams.")
         Adapter(self.model, adaptation)  # refuses what does not go with the model
+        return self._within_limits(adaptation)
+
+    def _within_limits(self, adaptation: Adaptation) -> Adaptation:
+        """Refuse a method whose own steps or views are too many; what the model was trained for may be."""
+        for name, most in (("steps", self.limits.max_steps), ("views", self.limits.max_views)):
+            check_number(name, getattr(adaptation, name), 0, max(most, getattr(self.model.adaptation, name)))
         return adaptation
 
     def begin_stream(self, options: Any) -> tuple[str, Adaptation]:
         """A new stream's id, and how it adapts: with a guard, unless the options say otherwise."""
         fields = {"reset": "guard"} | check_options(options, self.limits, STREAM_OPTIONS) | {"carry": "stream"}
         adapter = Adapter(self.model, fields.pop("method", None), **fields)
-        return self.sessions.begin(adapter), adapter.adaptation
+        return self.sessions.begin(adapter), self._within_limits(adapter.adaptation)
 
     async def predict_next(self, stream: str, uploads: Sequence[Upload]) -> list[dict[str, Any]]:
         """Answers to the next images of a stream."""

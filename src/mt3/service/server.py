@@ -6,6 +6,7 @@ import socket
 import sys
 import warnings
 
+import python_multipart  # noqa: F401  the forms' reader, whose lack is said before anybody sends one
 import uvicorn
 
 from mt3.models.classifier import MT3Model

@@ -15,7 +15,7 @@ from mt3.evaluation.protocol import Protocol, TestImages, describe
 from mt3.models.classifier import MT3Model
 from mt3.models.store import load, read_run
 from mt3.reporting.published import published_table
-from mt3.results.facts import about_run
+from mt3.results.runs import about_run
 from mt3.results.tables import Cell, Line, Table, markdown
 from mt3.studies.ablations import SWEEPS, SWEPT, TRAINED, label
 from mt3.studies.clock import Clock

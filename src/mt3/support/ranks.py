@@ -5,6 +5,8 @@ everything on CPUs, by Gloo, which notices at once that a process has ended.
 """
 
 import os
+import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
@@ -13,12 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from mt3.support.errors import RankLostError
 from mt3.support.signals import unhandled
 
 VALUES = 16  # numbers that may travel beside the gradients; a rank without a task of its own does not know how many do
+POLL = 0.02  # seconds between two looks at torchrun's store
 PATIENCE = timedelta(seconds=5)  # with torchrun's store, when a sentence waits for it
 
 
@@ -44,18 +47,18 @@ def neighbours() -> int:
 
 @contextmanager
 def open_group(device: torch.device) -> Iterator[None]:
-    """Join the ranks that torchrun started, for the block; elsewhere nothing happens. Ranks but the first are silent.
+    """Join the ranks that torchrun started, for the block, unless that is done. Ranks but the first are silent.
 
     After an error the connections end with the process, by which the other ranks notice it.
     """
-    if not dist.is_torchelastic_launched():
+    if not dist.is_torchelastic_launched() or dist.is_initialized():
         yield
         return
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
     with unhandled():  # waiting for the others does not return for a handler
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+        _send(_join, "cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     with ExitStack() as silence:
         if not is_main():
             nowhere = silence.enter_context(open(os.devnull, "w", encoding="utf-8"))
@@ -64,6 +67,35 @@ def open_group(device: torch.device) -> Iterator[None]:
         yield
         agree(None)  # no rank ends before the first has written all
     dist.destroy_process_group()
+
+
+def _join(backend: str) -> None:
+    """Open the group, over a part of torchrun's store that no earlier attempt has used.
+
+    The store outlives a restart, and what ranks that are gone have left there would lead the new ones astray: the first
+    rank makes a name up, and gives it to those of the others that answer.
+    """
+    if os.environ["TORCHELASTIC_USE_AGENT_STORE"] != str(True):  # each attempt has a store of its own
+        dist.init_process_group(backend)
+        return
+    number, count, name = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), secrets.token_hex(8)
+    store = _torchruns_store()
+    if number:
+        store.set(f"mt3/hello/{number}", name)
+        name = store.get(f"mt3/welcome/{name}").decode()  # waits for it
+        store.set(f"mt3/{name}/{number}", "")
+    for other in range(1, count) if number == 0 else ():
+        while not store.check([f"mt3/{name}/{other}"]):
+            if store.check([f"mt3/hello/{other}"]):  # perhaps of a rank that is gone
+                store.set(f"mt3/welcome/{store.get(f'mt3/hello/{other}').decode()}", name)
+            time.sleep(POLL)
+    if number == 0:
+        store.delete_key(_said())
+    dist.init_process_group(backend, store=PrefixStore(name, store), rank=number, world_size=count)
+
+
+def _torchruns_store(patience: timedelta = timedelta(minutes=5)) -> TCPStore:
+    return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=patience)
 
 
 @contextmanager
@@ -122,7 +154,8 @@ def _send(collective: Callable[..., Any], *words: Any) -> None:
         collective(*words)
     except RuntimeError as error:
         raise RankLostError(
-            "Another rank ended, so that this one cannot go on; see what it said, or why it was ended."
+            "Another rank of this training ended, and the others cannot go on without it; --resume goes on from the "
+            "last checkpoint, and so does torchrun by itself with --max-restarts."
         ) from error
 
 
@@ -143,8 +176,11 @@ def is_restart(begun_by: str | None) -> bool:
 def may_speak() -> bool:
     """Whether this rank is the first with something to say: torchrun's store counts them, with a group or without."""
     try:
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = TCPStore(address, port, is_master=False, timeout=PATIENCE)
-        return store.add(f"mt3/said/{os.environ['TORCHELASTIC_RESTART_COUNT']}", 1) == 1
+        return _torchruns_store(PATIENCE).add(_said(), 1) == 1
     except (RuntimeError, KeyError, ValueError):
         return True  # rather twice than not at all
+
+
+def _said() -> str:
+    """Where the store counts who has spoken in this attempt."""
+    return f"mt3/said/{os.environ['TORCHELASTIC_RESTART_COUNT']}"

@@ -1,0 +1,131 @@
+"""What the command line does with test-time methods and streams. Torch is imported where needed."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mt3.cli.arguments import set_up
+from mt3.config.adaptation import FIELDS
+from mt3.config.streams import PER_IMAGE
+from mt3.support.errors import InputError, name_list
+
+if TYPE_CHECKING:
+    from mt3.config.adaptation import Adaptation
+    from mt3.models.classifier import MT3Model
+
+
+class Asked(NamedTuple):
+    """One evaluation that was asked for."""
+
+    method: str
+    stream: str | None
+    adaptation: "Adaptation | None"  # none: the model as it is
+    tuned: dict[str, Any] | None
+    out: Path
+
+
+def given_adaptation(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of an adaptation that the command line replaces."""
+    given = {name: getattr(args, name) for name in FIELDS if getattr(args, name, None) is not None}
+    return {name: None if value == "none" else value for name, value in given.items()}
+
+
+def asked_evaluations(args: argparse.Namespace, model: "MT3Model", folder: Path) -> list[Asked]:
+    """Every method along every stream that was asked for; several go into a directory, a file for each."""
+    from mt3.evaluation.settle import method_name, read_tuned
+
+    tuned = None if args.tuned is None else read_tuned(args.tuned)
+    usual = ["own"] if tuned is None else [tuned["method"]]
+    methods = list(dict.fromkeys(method_name(name) for name in args.method or usual))
+    streams: list[str | None] = list(dict.fromkeys(args.stream or [])) or [None]
+    several = len(methods) * len(streams) > 1
+    if several and args.out is not None and args.out.suffix == ".json":
+        raise InputError(f"Several evaluations were asked for; give a directory as --out, not {args.out}.")
+    asked = []
+    for method in methods:
+        for stream in streams:
+            plain = method == "own" and stream is None
+            name = "evaluation" if plain and not several else f"{method}-{(stream or PER_IMAGE).replace(' ', '-')}"
+            out = args.out if args.out is not None and not several else (args.out or folder) / f"{name}.json"
+            asked.append(Asked(method, stream, _adaptation(args, model, method, stream, tuned), tuned, out))
+    return asked
+
+
+def _adaptation(
+    args: argparse.Namespace, model: "MT3Model", method: str, stream: str | None, tuned: dict[str, Any] | None
+) -> "Adaptation | None":
+    from mt3.evaluation.settle import settle, with_choice
+
+    given = given_adaptation(args)
+    fields = given if tuned is None else with_choice(tuned, method, given)
+    adaptation = None if args.unadapted else settle(model, method, stream, fields)
+    asked = [name for name in ("controls", "confidence", "stream") if getattr(args, name, None)]
+    if adaptation is None and (fields or asked):
+        why = "Nothing adapts with --unadapted" if args.unadapted else "This model has nothing to adapt with"
+        raise InputError(f"{why}; drop {name_list(f'--{name}' for name in (*given, *asked))}.")
+    return adaptation
+
+
+def own_adaptation(args: argparse.Namespace, model: "MT3Model") -> "Adaptation | None":
+    """How the model adapts to single images: its own way with what the command line replaces, or none."""
+    return _adaptation(args, model, "own", None, None)
+
+
+def tune_command(args: argparse.Namespace) -> None:
+    from mt3.cli.commands import dataset_of_run, result_folder
+    from mt3.corruptions import resolve
+    from mt3.corruptions.write import check_severities
+    from mt3.evaluation.protocol import Protocol, TestImages
+    from mt3.evaluation.settle import method_name, settle
+    from mt3.evaluation.tune import Grid, default_grid, held_out, tune
+    from mt3.models.store import find_model, load, read_run
+    from mt3.results.runs import about_run
+
+    device, run = set_up(args), read_run(find_model(args.model))
+    model = load(args.model).to(device)
+    asked = Grid(*(tuple(getattr(args, f"tried_{name}") or ()) for name in ("lr", "steps", "views")))
+    method = method_name(args.method)
+    adaptation = settle(model, method, args.stream, given_adaptation(args))
+    if adaptation is None:
+        raise InputError("This model has nothing of its own to adapt with; give a --method.")
+    grid = default_grid(adaptation, asked)
+    name = f"tuned-{method}-{(args.stream or PER_IMAGE).replace(' ', '-')}.json"
+    out = args.out or result_folder(args.model) / name
+    args.corrupted = None
+    images = held_out(TestImages(dataset_of_run(args, run, model)))
+    names, severities = resolve(args.corruptions or ["held-out"]), tuple(check_severities(args.severity or [5]))
+    protocol = Protocol(
+        names,
+        severities,
+        args.limit,
+        adaptation=adaptation,
+        method=method,
+        stream=args.stream,
+        seed=args.seed,
+        run=about_run(run, args.model),
+    )
+    print(tuning_summary(tune(model, images, protocol, grid, out)))
+    print(f"wrote {out}; `mt3 evaluate {args.model} --tuned {out}` takes the choice")
+
+
+def tuning_summary(tuned: dict[str, Any]) -> str:
+    """The grid with its accuracies, the choice marked, and whether it is better than the model as it is."""
+    from mt3.results.statistics import Difference
+    from mt3.results.tables import Cell, Line, Table, markdown
+
+    fields = list(tuned["choice"])
+    lines = []
+    for point in tuned["points"]:
+        gain = Difference(*point["gain"])
+        chosen = all(point[name] == tuned["choice"][name] for name in fields)
+        cells = [Cell(point[name], digits=None) for name in fields[1:]]
+        cells += [Cell(point["accuracy"], best=chosen), Cell(gain.mean, interval=gain[1:], signed=True)]
+        lines.append(Line(f"{fields[0]} {point[fields[0]]:g}", tuple(cells)))
+    columns = (*fields[1:], "accuracy", "gain")
+    table = markdown(Table("tuning", "Tuning", tuned["method"], columns, tuple(lines)))
+    images = tuned["images"]
+    words = f"as it is {tuned['unadapted']:.1f} %; {images['images']} images from number {images['first']} on, under "
+    words += f"{name_list(images['corruptions'])}; chosen, in bold: {tuned['rule']}"
+    if all(point["accuracy"] <= tuned["unadapted"] for point in tuned["points"]):
+        words += ". NO setting is above the model as it is."
+    return f"{table}\n\n{words}"

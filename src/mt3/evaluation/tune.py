@@ -1,0 +1,121 @@
+"""Choosing learning rate, steps and views of a method, on corruptions and images that are not reported."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from mt3.config.adaptation import Adaptation
+from mt3.corruptions import HELD_OUT
+from mt3.evaluation.evaluate import evaluate
+from mt3.evaluation.protocol import Protocol, TestImages
+from mt3.evaluation.settle import TUNED
+from mt3.models.call import Network
+from mt3.objectives.registry import get_objective
+from mt3.results.facts import TUNING, Evaluation
+from mt3.results.statistics import Z95
+from mt3.support.errors import InputError, name_list
+from mt3.support.files import check_can_write, write_json
+
+FACTORS = (0.1, 0.3, 1.0, 3.0)  # of the method's learning rate, where none are given
+STEPS = (1, 3)
+VIEWS = (8, 32)
+RULE = (
+    "of the settings whose accuracy is within one standard error of the best, paired over images, the one with the "
+    "smallest learning rate times steps, then the fewest views"
+)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is tried of each; nothing for what the method does not have."""
+
+    lr: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
+    views: tuple[int, ...] = ()
+
+    def points(self) -> list[dict[str, Any]]:
+        tried = {name: getattr(self, name) for name in TUNED if getattr(self, name)}
+        return [dict(zip(tried, values, strict=True)) for values in product(*tried.values())]
+
+
+def default_grid(adaptation: Adaptation, asked: Grid) -> Grid:
+    """The grid of a method, with what was asked for in place of its own; refuses one that has nothing to choose."""
+    views = adaptation.objective is not None and get_objective(adaptation.objective, adaptation.variant).draws_views
+    steps = adaptation.objective is not None and adaptation.rule == "step"
+    own = Grid(
+        tuple(factor * adaptation.lr for factor in FACTORS) if steps else (),
+        STEPS if steps else (),
+        VIEWS if adaptation.rule == "average" else (adaptation.views,) if views else (),
+    )
+    if not own.points()[0]:
+        raise InputError("This method has no learning rate, steps or views to choose; evaluate it as it is.")
+    needless = [name for name in TUNED if getattr(asked, name) and not getattr(own, name)]
+    if needless:
+        raise InputError(f"This method has no {needless[0]} to choose; drop --{needless[0]}.")
+    return Grid(*(getattr(asked, name) or getattr(own, name) for name in TUNED))
+
+
+def held_out(images: TestImages) -> TestImages:
+    """The last tenth of the test images, which is never reported where a choice was made on it."""
+    count = len(images.labels)
+    return replace(images, first=images.first + count - max(1, count // 10))
+
+
+def tune(model: Network, images: TestImages, protocol: Protocol, grid: Grid, out: Path) -> dict[str, Any]:
+    """Evaluate every point of the grid and write the choice with its evidence; what is there is not done again.
+
+    The points' evaluations lie in a folder beside `out`, under its name without the ending.
+    """
+    reported = [name for name in protocol.corruptions if name not in HELD_OUT]
+    if reported or not protocol.corruptions:
+        told = f"{name_list(reported)}, which is reported" if reported else "none"
+        raise InputError(f"Expected corruptions that are kept for tuning, {name_list(HELD_OUT)}, got {told}.")
+    if out.suffix != ".json":
+        raise InputError(f"Expected a name ending in .json for the choice, got {out}.")
+    assert protocol.adaptation is not None
+    check_can_write(out)
+    found: list[tuple[dict[str, Any], Evaluation]] = []
+    for point in grid.points():
+        asked = replace(protocol, adaptation=replace(protocol.adaptation, **point), sweep=True, label=TUNING)
+        name = "-".join(f"{field}{value:g}" for field, value in point.items())
+        found.append((point, evaluate(model, images, asked, out.with_suffix("") / f"{name}.json")))
+    tuned = _tuned(found)
+    write_json(out, {"tuned": tuned})
+    return tuned
+
+
+def choose(found: Sequence[tuple[dict[str, Any], Evaluation]]) -> int:
+    """The number of the point that `RULE` names."""
+    best = max((e for _, e in found), key=lambda e: e.accuracy())
+    near = []
+    for number, (point, e) in enumerate(found):
+        difference = e.minus(best)
+        error = (difference.high - difference.low) / (2 * Z95)
+        if e is best or -difference.mean <= error:
+            size = point.get("lr", 1.0) * point.get("steps", 1)
+            near.append((size, point.get("views", 1), point.get("steps", 1), number))
+    return min(near)[-1]
+
+
+def _tuned(found: Sequence[tuple[dict[str, Any], Evaluation]]) -> dict[str, Any]:
+    """The choice, and all that it rests on."""
+    first = found[0][1].protocol
+    points = []
+    for point, e in found:
+        gain = e.gain()
+        numbers = {"accuracy": e.accuracy(), "gain": list(gain), "file": e.path.name}
+        points.append({**point, **numbers})
+    images = {name: first[name] for name in ("data", "source", "corruptions", "severities", "first", "images", "seed")}
+    return {
+        "method": first.get("method", "own"),
+        "stream": first.get("stream", {}).get("kind"),
+        "rule": RULE,
+        "choice": found[choose(found)][0],
+        "unadapted": found[0][1].accuracy("before"),
+        "images": images,
+        "model_hash": first["model_hash"],
+        "adaptation": {name: value for name, value in first["adaptation"].items() if name not in TUNED},
+        "points": points,
+    }
