@@ -10,6 +10,7 @@ import pytest
 import mt3
 from evaluating import make_model
 from evaluations import accuracies, keep_answers, make_evaluation
+from mt3.cli.method_commands import tuning_summary
 from mt3.config.rivals import adaptation_named
 from mt3.corruptions import HELD_OUT, PAPER
 from mt3.evaluation.protocol import Protocol, TestImages
@@ -106,6 +107,17 @@ def test_a_tuning_goes_on_where_it_stopped(tmp_path, images, monkeypatch):
     assert len(read_json(out)["tuned"]["points"]) == 4
 
 
+def test_a_setting_that_fails_is_told_and_not_chosen(tmp_path, images):
+    own = make_model().adaptation
+    protocol = Protocol(HELD_OUT[:1], limit=2, adaptation=own)
+    found = tune(make_model(), held_out(images), protocol, Grid(lr=(1e30, 0.1), views=(1,)), tmp_path / "t.json")
+    assert found["choice"] == {"lr": 0.1, "views": 1}
+    assert found["points"][-1] == {"lr": 1e30, "views": 1, "accuracy": None, "gain": None, "file": None}
+    assert "not finite" in tuning_summary(found)
+    with pytest.raises(InputError, match="No setting of the grid gives answers that are finite; lower --lr"):
+        tune(make_model(), held_out(images), protocol, Grid(lr=(1e30,), views=(1,)), tmp_path / "u.json")
+
+
 def made(right: list[int]) -> Evaluation:
     """Of 100 images, of which these are answered right."""
     rows = {"before": accuracies(50, 50, 50), "after": accuracies(50, 50, 50)}
@@ -130,7 +142,7 @@ def test_of_settings_near_the_best_the_smallest_step_is_chosen():
 def test_grids_are_those_of_the_method():
     tent, memo, average, lame = (adaptation_named(name) for name in ("tent", "memo", "average", "lame"))
     grid = default_grid(tent, Grid())
-    assert grid == Grid(tuple(f * 0.00025 for f in (0.1, 0.3, 1.0, 3.0)), (1, 3), ())
+    assert grid == Grid(tuple(f * 0.00025 for f in (0.1, 1.0, 10.0, 100.0)), (1, 3), ())
     assert len(grid.points()) == 8
     assert default_grid(memo, Grid(lr=(0.1,), views=(4, 8))) == Grid((0.1,), (1, 3), (4, 8))
     assert default_grid(average, Grid()) == Grid((), (), (8, 32))
@@ -141,7 +153,8 @@ def test_grids_are_those_of_the_method():
 
 
 def test_the_choice_and_its_evidence_go_into_the_protocol(tuned, digits):
-    found = mt3.evaluate(make_model(), digits, ["fog"], "tent", stream="continual", batch=2, tuned=tuned, limit=4)
+    found = mt3.evaluate(make_model(), digits, ["fog"], stream="continual", batch=2, tuned=tuned, limit=4)
+    assert found.rival == "tent"
     told, chosen = found.protocol["tuned"], read_json(tuned)["tuned"]
     assert {name: found.protocol["adaptation"][name] for name in chosen["choice"]} == chosen["choice"]
     assert told["points"] == chosen["points"]
