@@ -15,18 +15,13 @@ from mt3.evaluation.settle import TUNED
 from mt3.models.call import Network
 from mt3.objectives.registry import get_objective
 from mt3.results.facts import TUNING, Evaluation
-from mt3.results.statistics import Z95, paired_interval
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import check_can_write, write_json
 
 FACTORS = (0.1, 1.0, 10.0, 100.0)  # of the method's learning rate, which may be made for another network
 STEPS = (1, 3)
 VIEWS = (8, 32)
-RULE = (
-    "of the settings whose accuracy is within one standard error of the best, paired over images, the one with the "
-    "smallest learning rate times steps, then the fewest views"
-)
-
+RULE = "the highest accuracy; of equal ones the smallest learning rate times steps, then the fewest views"
 
 Point = tuple[dict[str, Any], Evaluation]  # a setting, and what it gave
 
@@ -98,17 +93,15 @@ def tune(model: Network, images: TestImages, protocol: Protocol, grid: Grid, out
     return tuned
 
 
-def choose(found: Sequence[Point]) -> int:
-    """The number of the point that `RULE` names."""
-    best = max((e for _, e in found), key=lambda e: e.accuracy())
-    near = []
-    for number, (point, e) in enumerate(found):
-        difference = paired_interval(100.0 * (e.per_image("after") - best.per_image("after")))
-        error = (difference.high - difference.low) / (2 * Z95)
-        if e is best or -difference.mean <= error:
-            size = point.get("lr", 1.0) * point.get("steps", 1)
-            near.append((size, point.get("views", 1), point.get("steps", 1), number))
-    return min(near)[-1]
+def choose(found: Sequence[Point]) -> dict[str, Any]:
+    """The setting that `RULE` names."""
+
+    def place(one: Point) -> tuple[float, ...]:
+        point, evaluation = one
+        size = point.get("lr", 1.0) * point.get("steps", 1)
+        return -evaluation.accuracy(), size, point.get("views", 1), point.get("steps", 1)
+
+    return min(found, key=place)[0]
 
 
 def _tuned(found: Sequence[Point], failed: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -125,7 +118,7 @@ def _tuned(found: Sequence[Point], failed: Sequence[dict[str, Any]]) -> dict[str
         "method": first.get("method", "own"),
         "stream": first.get("stream", {}).get("kind"),
         "rule": RULE,
-        "choice": found[choose(found)][0],
+        "choice": choose(found),
         "unadapted": found[0][1].accuracy("before"),
         "images": images,
         "model_hash": first["model_hash"],
