@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint bench load methods results clean
+.PHONY: demo test test-slow lint bench load gpu-check methods results clean
 
 demo: $(READY)
 	$(BIN)/mt3 demo
@@ -31,6 +31,7 @@ bench: $(READY)
 # five minutes of twice what a server can answer, with broken uploads among it; on this machine alone
 load: $(READY)
 	$(BIN)/python -m benchmarks.load --seconds 300
+
 # every test-time method on the shipped models, per image and along four streams, tuned on what is not reported; killed, it goes on
 DATA ?= data
 METHODS_OUT ?= results/methods
@@ -50,6 +51,10 @@ methods: $(READY)
 	  $(EVALUATE) --method t3a lame $(ALONG) --out $$out/online; \
 	  $(BIN)/python -m benchmarks methods --model $$model --json $$out/bench.json; \
 	done; $(BIN)/mt3 report $(METHODS_OUT) --out $(METHODS_OUT)/report
+
+# what the first owner of a GPU runs: gpu-check.md is the page to send back
+gpu-check: $(READY)
+	$(BIN)/python -m benchmarks.gpu_check
 
 # RESULTS.md and the pages in results/, from the files there
 results: $(READY)

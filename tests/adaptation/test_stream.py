@@ -278,6 +278,17 @@ def test_images_that_are_not_finite_in_their_loss_move_nothing():
     assert all(torch.equal(p, before[name]) for name, p in adapter.stream.params.items())
 
 
+def test_what_surrounds_the_caller_changes_no_answer_of_a_stream():
+    net, images = make_net("group"), make_images(6)
+    want = mt3.Adapter(net, "tent", carry="stream", lr=0.1, batch=2, answer="after")(images)
+    for around in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
+        with around:
+            adapter = mt3.Adapter(net, "tent", carry="stream", lr=0.1, batch=2, answer="after")
+            assert torch.equal(adapter(images), want)
+    tall = torch.rand(2, 3, 12, 20)
+    assert torch.equal(mt3.Adapter(net, "tent", carry="stream")(tall), net(tall).detach())
+
+
 def test_a_stream_answers_its_next_images_alone():
     adapter, images = mt3.Adapter(make_net("group"), "tent", carry="stream"), make_images(2)
     for ask in (adapter.compare, adapter.adapt, lambda x: adapter.answer(x, x[:, None])):

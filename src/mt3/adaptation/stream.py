@@ -35,7 +35,7 @@ from mt3.support.errors import InputError
 
 LOW_ENTROPY = 0.2  # SAR: "e_0 = 0.2", the moving average of the entropy below which the model starts anew
 KEPT = 0.9  # of that moving average at each step
-PARAMS, SUPPORTS, MARK = "params/", "supports/", "adaptation"
+PARAMS, SUPPORTS, AVERAGE, MARK = "params/", "supports/", "average", "adaptation"
 
 
 class Stream:
@@ -160,7 +160,7 @@ class Stream:
         else:  # the images were the views
             logits = inner.outputs.logits.detach()[:, 0]
         assert draw.first is not None
-        if self.adaptation.reset == "entropy" and inner.last_loss.isfinite():
+        if self.adaptation.reset == "low-entropy" and inner.last_loss.isfinite():
             last = inner.last_loss
             self.entropy = last if self.entropy is None else KEPT * self.entropy + (1 - KEPT) * last
             if self.entropy < LOW_ENTROPY:
@@ -185,7 +185,7 @@ class Stream:
         state = {PARAMS + name: p.clone() for name, p in self.params.items()}
         state |= {"seen": torch.tensor(self.seen), MARK: self._mark()}
         if self.entropy is not None:
-            state["entropy"] = self.entropy.clone()
+            state[AVERAGE] = self.entropy.clone()
         if self.guard is not None:
             state |= self.guard.state_dict()
         if self.supports is not None:
@@ -206,7 +206,7 @@ class Stream:
             self._start()
             self.params = {name: p.to(device).clone() for name, p in params.items()}
             self.seen = int(state["seen"])
-            self.entropy = state["entropy"].to(device).clone() if "entropy" in state else None
+            self.entropy = state[AVERAGE].to(device).clone() if AVERAGE in state else None
             if self.guard is not None:
                 self.guard.load_state_dict(state, device)
             if SUPPORTS + "labels" in state:
