@@ -42,11 +42,11 @@ ALONG := --stream shift continual mixed correlated
 methods: $(READY)
 	set -e; for model in cifar10-cpu cifar10-supervised; do out=$(METHODS_OUT)/$$model; \
 	  methods="$(STEPPING)"; if [ $$model = cifar10-cpu ]; then methods="own $$methods"; $(EVALUATE) --confidence --out $$out/own.json; fi; \
-	  for method in $$methods; do \
+	  for method in $$methods; do case $$method in tent|sar) batch="--batch 8";; *) batch=;; esac; \
 	    [ $$method = own ] || $(TUNE) --method $$method --out $$out/tuned/$$method.json; \
 	    [ $$method = own ] || $(EVALUATE) --tuned $$out/tuned/$$method.json --out $$out/$$method.json; \
-	    $(TUNE) --method $$method --stream continual --out $$out/tuned/$$method-online.json; \
-	    $(EVALUATE) --tuned $$out/tuned/$$method-online.json $(ALONG) --out $$out/online; \
+	    $(TUNE) --method $$method --stream continual $$batch --out $$out/tuned/$$method-online.json; \
+	    $(EVALUATE) --tuned $$out/tuned/$$method-online.json $(ALONG) $$batch --out $$out/online; \
 	  done; \
 	  $(EVALUATE) --method t3a lame $(ALONG) --out $$out/online; \
 	  $(BIN)/python -m benchmarks methods --model $$model --json $$out/bench.json; \
