@@ -86,6 +86,27 @@ def test_all_of_a_request_is_queued_or_none():
     batcher.close()
 
 
+def test_what_would_wait_too_long_is_refused_at_once():
+    batcher = Batcher(stack=1, wait=0.0, queue=100, patience=0.3)
+    go = threading.Event()
+
+    def slowly(items: list[int]) -> list[int]:
+        time.sleep(0.5)
+        return items
+
+    assert results(batcher.submit("a", [1], slowly)) == [1]  # of half a second, a fifth is noted at first: 0.1
+    held = batcher.submit("b", [0], lambda items: [go.wait(10) for _ in items])
+    while len(batcher):
+        time.sleep(0.001)
+    waiting = batcher.submit("a", [2, 3, 4], slowly)  # with the one that is held, four
+    with pytest.raises(Refused, match="Those who wait already will take about 0 seconds; try again later") as refused:
+        batcher.submit("a", [6], slowly)
+    assert (refused.value.status, refused.value.again) == (429, 1)
+    go.set()
+    assert results(held + waiting) == [True, 2, 3, 4]
+    batcher.close()
+
+
 def test_closing_finishes_what_was_begun_and_takes_nothing_more():
     work = Worker()
     batcher = Batcher(stack=1, wait=0.0, queue=10)

@@ -1,12 +1,13 @@
 """The load test on a small scale: no answer is wrong, what is broken is refused in the right way, memory stays."""
 
 import asyncio
+import contextlib
 
 import pytest
 
-from benchmarks import load
+from benchmarks import load, service
 from mt3.support.errors import InputError
-from serving import served_model
+from serving import served, served_model
 
 
 def test_a_short_load_is_borne(tmp_path):
@@ -21,13 +22,26 @@ def test_a_short_load_is_borne(tmp_path):
     assert "wrong or crossed answers: 0" in load.load_summary(result)
 
 
-def test_every_broken_upload_is_refused_as_it_should_be(tmp_path):
-    served_model().save_pretrained(tmp_path / "model")
-    with load.server(str(tmp_path / "model"), "--body-seconds", "1") as (port, _):
+def test_every_broken_upload_is_refused_as_it_should_be():
+    with served(body_seconds=1.0) as url:
         for question in load.broken():
-            status, answer = asyncio.run(load.exchange(port, question))
+            status, answer = asyncio.run(load.exchange(int(url.rsplit(":")[-1]), question))
             assert load.judge(question, status, answer) == ""
             assert status not in (200, 429)
+
+
+def test_the_ratios_of_the_service_are_those_of_its_times(monkeypatch):
+    """All at once takes 2 s, one after the other 6 s, adapting alone 1 s: a third of the time, half of it computing."""
+    times = {"mt3": [2.0, 2.0], service.ONE_BY_ONE: [6.0, 8.0], service.ALONE: [1.0, 1.5]}
+    monkeypatch.setattr(service, "alternate", lambda calls, rounds: {name: times[name] for name in calls})
+    monkeypatch.setattr(service, "server", lambda *_: contextlib.nullcontext((0, 0)))
+    result = service.bench_service(images=4, rounds=2)
+    assert result["candidates"][1]["ratio"] == {"median": 3.5, "min": 3.0, "max": 4.0}
+    assert result["images_per_second"]["mt3"]["median"] == 2.0
+    assert result["share_of_adapter"] == {"median": 0.625, "min": 0.5, "max": 0.75}
+    assert "adapting alone would take 62 % (50..75 %)" in service.service_summary(result)
+    with pytest.raises(InputError, match="Expected 1 to 30 images, one for each example, got 31"):
+        service.bench_service(images=31)
 
 
 def test_a_wrong_answer_is_found():

@@ -1,5 +1,6 @@
 """Work from many requests, done by one thread: what may be done together is collected into groups. Needs no torch."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -22,12 +23,26 @@ class _Job:
     future: "Future[Any]" = field(default_factory=Future)
 
 
-class Batcher:
-    """A bounded queue and one thread, which takes the oldest item and up to `stack` of its key."""
+KEPT = 0.8  # of the moving average of an item's seconds at each group
 
-    def __init__(self, stack: int, wait: float, queue: int, note: Callable[[int], None] = lambda _: None) -> None:
-        self.stack, self.wait, self.queue = stack, wait, queue
-        self.note = note  # is told the size of each group
+
+class Batcher:
+    """A bounded queue and one thread, which takes the oldest item and up to `stack` of its key.
+
+    It is bounded in number and in time: what would wait longer than `patience` seconds is refused at once.
+    """
+
+    def __init__(
+        self,
+        stack: int,
+        wait: float,
+        queue: int,
+        patience: float = math.inf,
+        note: Callable[[int], None] = lambda _: None,  # is told the size of each group
+    ) -> None:
+        self.stack, self.wait, self.queue, self.patience, self.note = stack, wait, queue, patience, note
+        self._pace = 0.0  # seconds of an item, a moving average
+        self._running = 0  # items of the group that is being computed
         self._waiting: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -46,6 +61,10 @@ class Batcher:
                 raise Refused(503, "The server is shutting down; try again in a moment.", 5)
             if len(self._waiting) + len(jobs) > self.queue:
                 raise Refused(429, f"{len(self._waiting)} images wait already, of {self.queue}; try again later.", 2)
+            ahead = (len(self._waiting) + self._running) * self._pace
+            if ahead > self.patience:
+                sentence = f"Those who wait already will take about {ahead:.0f} seconds; try again later."
+                raise Refused(429, sentence, math.ceil(ahead / 2))
             self._waiting.extend(jobs)
             self._changed.notify()
         return [job.future for job in jobs]
@@ -66,6 +85,7 @@ class Batcher:
     def _take(self) -> list[_Job]:
         """The next group; none when all is finished."""
         with self._changed:
+            self._running = 0
             while not self._waiting:
                 if self._closing:
                     return []
@@ -77,6 +97,7 @@ class Batcher:
                     break
                 self._changed.wait(left)
             group = self._alike(first)[: self.stack]
+            self._running = len(group)
             taken = set(map(id, group))
             self._waiting = deque(job for job in self._waiting if id(job) not in taken)
             return group
@@ -86,6 +107,7 @@ class Batcher:
 
     def _run(self, group: list[_Job]) -> None:
         """Do a group's work; where it fails, one by one, so that one item's failure is no other's."""
+        began = time.monotonic()
         try:
             answers = group[0].run([job.item for job in group])
         except Exception as error:
@@ -95,6 +117,7 @@ class Batcher:
             for job in group:
                 self._run([job])
             return
+        self._pace = KEPT * self._pace + (1 - KEPT) * (time.monotonic() - began) / len(group)
         self.note(len(group))
         for job, answer in zip(group, answers, strict=True):
             job.future.set_result(answer)

@@ -50,7 +50,8 @@ class Engine:
             raise InputError("This model takes images of any size, and does not say to which to scale them.")
         self.model, self.limits, self.size = model.eval(), limits, model.size
         self.metrics = metrics or Metrics()
-        self.batcher = Batcher(limits.stack, limits.wait, limits.queue, self.metrics.group)
+        # half of the time that an answer may take: images before it may ask for more than those before them
+        self.batcher = Batcher(limits.stack, limits.wait, limits.queue, limits.seconds / 2, self.metrics.group)
         self.readers = ThreadPoolExecutor(READERS, "mt3-read")
         self.sessions = Sessions(limits)
         self.metrics.gauges["mt3_streams_open"] = ("Streams that are remembered.", lambda: len(self.sessions))

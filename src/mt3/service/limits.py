@@ -29,7 +29,9 @@ class Limits:
 
     stack: int = _limit(32, 1024, "images of all who wait that are adapted to at once; 1: each one by itself")
     wait: float = _limit(0.005, 10, "seconds in which the first image of a stack waits for others")
-    queue: int = _limit(64, 100_000, "images that wait at most; beyond them 429")
+    queue: int = _limit(
+        64, 100_000, "images that wait at most, or fewer if they take half of --seconds; beyond them 429"
+    )
     seconds: float = _limit(30.0, 3600, "from a request's whole body to its answer; beyond them 503")
     body_seconds: float = _limit(10.0, 3600, "in which a body has to come; beyond them 503")
     body_mb: int = _limit(16, 1024, "of a body; beyond them 413")
