@@ -24,7 +24,9 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
     joint = read_evaluation(out / "photos" / "jt" / "own-alone.json")
     assert re.search(rf"\| JT as it is +\| +\*?\*?{joint.accuracy('before'):.1f}", photos)
     found = [read_evaluation(path) for path in (out / "photos").rglob("*.json")]
-    assert f": {max(e.accuracy('after') for e in found):.1f} %" in photos
+    for folder in ("mt3", "jt"):  # each has a verdict of its own
+        best = max(e.accuracy("after") for e in found if e.path.parent.name == folder)
+        assert f": {best:.1f} %" in photos
     assert {e.protocol["model_hash"] for e in found} == {
         read_evaluation(out / "photos" / folder / "own-alone.json").protocol["model_hash"] for folder in ("jt", "mt3")
     }
@@ -43,6 +45,4 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
 
 
 def test_the_models_of_the_demo_come_with_the_package():
-    joint, meta = mt3.load(JOINT), mt3.load(META)
-    assert (joint.name, joint.size) == (meta.name, meta.size)
-    assert joint.adaptation.objective == meta.adaptation.objective == "byol"
+    assert {mt3.load(name).adaptation.objective for name in (JOINT, META)} == {"byol"}
