@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint bench load methods results clean
+.PHONY: demo test test-slow lint bench load gpu-check methods results clean
 
 demo: $(READY)
 	$(BIN)/mt3 demo
@@ -31,6 +31,7 @@ bench: $(READY)
 # five minutes of twice what a server can answer, with broken uploads among it; on this machine alone
 load: $(READY)
 	$(BIN)/python -m benchmarks.load --seconds 300
+
 # every test-time method on the shipped models, per image and along four streams, tuned on what is not reported; killed, it goes on
 DATA ?= data
 METHODS_OUT ?= results/methods
@@ -41,16 +42,19 @@ ALONG := --stream shift continual mixed correlated
 methods: $(READY)
 	set -e; for model in cifar10-cpu cifar10-supervised; do out=$(METHODS_OUT)/$$model; \
 	  methods="$(STEPPING)"; if [ $$model = cifar10-cpu ]; then methods="own $$methods"; $(EVALUATE) --confidence --out $$out/own.json; fi; \
-	  for method in $$methods; do \
+	  for method in $$methods; do case $$method in tent|sar) batch="--batch 8";; *) batch=;; esac; \
 	    [ $$method = own ] || $(TUNE) --method $$method --out $$out/tuned/$$method.json; \
 	    [ $$method = own ] || $(EVALUATE) --tuned $$out/tuned/$$method.json --out $$out/$$method.json; \
-	    $(TUNE) --method $$method --stream continual --out $$out/tuned/$$method-online.json; \
-	    $(EVALUATE) --tuned $$out/tuned/$$method-online.json $(ALONG) --out $$out/online; \
+	    $(TUNE) --method $$method --stream continual $$batch --out $$out/tuned/$$method-online.json; \
+	    $(EVALUATE) --tuned $$out/tuned/$$method-online.json $(ALONG) $$batch --out $$out/online; \
 	  done; \
 	  $(EVALUATE) --method t3a lame $(ALONG) --out $$out/online; \
 	  $(BIN)/python -m benchmarks methods --model $$model --json $$out/bench.json; \
-	done
-	$(BIN)/mt3 report $(METHODS_OUT) --out $(METHODS_OUT)/report
+	done; $(BIN)/mt3 report $(METHODS_OUT) --out $(METHODS_OUT)/report
+
+# what the first owner of a GPU runs: gpu-check.md is the page to send back
+gpu-check: $(READY)
+	$(BIN)/python -m benchmarks.gpu_check
 
 # RESULTS.md and the pages in results/, from the files there
 results: $(READY)

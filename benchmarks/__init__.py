@@ -7,6 +7,7 @@ clock vary from run to run; the ratios within a run are what to look at.
 BENCHMARKS = {  # what `make bench` can measure
     "meta-step": "one step of meta-training",
     "batch-step": "one step of supervised and of joint training",
+    "ranks": "steps under torchrun, on one and two ranks",
     "adapt": "adapting to single images",
     "methods": "every test-time method beside the plain forward pass",
     "augment": "the views of augmentation A",

@@ -21,6 +21,7 @@ SIZES: dict[str, Sizes] = {
         "width": (16, "filters of the first stage"),
         "depth": (26, "layers, 6n+2"),
     },
+    "ranks": {"tasks": (4, "T"), "task_size": (8, "K"), **NETWORK},
     "adapt": {"views": (32, "K_T"), "images": (4, "in a call"), **NETWORK},
     "methods": {"images": (16, "in a call")},
     "augment": {"images": (32, "in a call, two views of each")},
@@ -32,7 +33,7 @@ SIZES: dict[str, Sizes] = {
     "all": {},
     "service": {"images": (30, "a request each")},
 }
-ROUNDS = {"augment": 15}
+ROUNDS = {"augment": 15, "ranks": 20}
 USUAL_ROUNDS = 5
 
 
@@ -91,6 +92,14 @@ def _methods(args: argparse.Namespace) -> None:
     _show(args, methods_summary, bench_methods(load(args.model).to(device), args.images, args.rounds))
 
 
+def _ranks(args: argparse.Namespace) -> None:
+    from benchmarks.meta_step import Setting
+    from benchmarks.ranks import bench_ranks, ranks_summary
+
+    setting = Setting(**{field: getattr(args, field) for field in SIZES["ranks"]})
+    _show(args, ranks_summary, bench_ranks(setting, args.rounds))
+
+
 def _augment(args: argparse.Namespace) -> None:
     from benchmarks.augment import augment_summary, bench_augment
 
@@ -135,6 +144,7 @@ def _show(args: argparse.Namespace, summary: Callable[[dict[str, Any]], str], re
 
 RUN: dict[str, Run] = {
     **{name: partial(_network, name) for name in ("meta-step", "batch-step", "adapt")},
+    "ranks": _ranks,
     "methods": _methods,
     "augment": _augment,
     "corruptions": _corruptions,

@@ -7,6 +7,7 @@ from benchmarks import adapt, batch_step, meta_step
 from benchmarks.augment import augment_summary, bench_augment
 from benchmarks.corruptions import bench_corruptions, corruptions_summary
 from benchmarks.methods import bench_methods, methods_summary
+from benchmarks.ranks import bench_ranks, ranks_summary
 from mt3.data import load_digits
 from mt3.models.store import load
 
@@ -18,6 +19,7 @@ ADAPTATIONS = (adapt.Setting(), adapt.Setting(width=8, depth=8, images=256))
 SUMMARIES: dict[str, Callable[[dict[str, Any]], str]] = {
     "meta-step": meta_step.summary,
     "batch-step": batch_step.summary,
+    "ranks": ranks_summary,
     "adapt": adapt.summary,
     "methods": methods_summary,
     "augment": augment_summary,
@@ -31,6 +33,7 @@ def bench_all(rounds: int = 5, scaling: bool = True) -> Iterator[dict[str, Any]]
         yield meta_step.bench(step, rounds, scaling and number == 0)
     for batch in BATCHES:
         yield batch_step.bench(batch, rounds)
+    yield bench_ranks(META_STEPS[-1], rounds)
     for number, adaptation in enumerate(ADAPTATIONS):
         yield adapt.bench(adaptation, rounds, scaling and number == 0)
     yield bench_methods(load(SHIPPED), METHOD_IMAGES, rounds)

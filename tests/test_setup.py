@@ -16,7 +16,7 @@ MAKE = 'echo "make $*"; wc -c'  # and how much there is to read
 IMPOSTOR = 'echo "ImageMagick is not installed here" >&2; exit 1'
 GENUINE = 'echo "Version: ImageMagick 6.9.11-60 Q16 x86_64"'
 PRESENT = {"convert": GENUINE, "pdflatex": "", "kpsewhich": 'echo "/texmf/$1"'} | dict.fromkeys(
-    ("chromium", "chromedriver"), ""
+    ("chromium", "chromedriver", "ip"), ""
 )
 ROOTLESS = "is not here, and installing it takes root and apt-get; its tests will skip"
 FAILED = "could not be installed; its tests will skip"
@@ -50,7 +50,8 @@ def test_what_is_missing_is_installed_before_the_tests(tmp_path, convert):
     code, lines, calls = run_ci(tmp_path, convert=convert)
     assert (code, lines) == (0, ["make test", "0"])
     installed = [call.split(" --no-install-recommends ")[1] for call in calls if " install -y " in call]
-    assert installed == ["imagemagick", "texlive-latex-base texlive-latex-recommended", "chromium chromium-driver"]
+    latex, browser = "texlive-latex-base texlive-latex-recommended", "chromium chromium-driver"
+    assert installed == ["imagemagick", latex, browser, "iproute2"]
 
 
 def test_what_is_there_is_not_installed(tmp_path):
@@ -68,10 +69,8 @@ def test_a_latex_without_its_packages_is_completed(tmp_path):
 )
 def test_tests_run_without_what_cannot_be_installed(tmp_path, programs, sentence):
     code, lines, calls = run_ci(tmp_path, **programs)
-    assert (code, lines) == (
-        0,
-        [*(f"{what} {sentence}" for what in ("ImageMagick", "LaTeX", "Chromium")), "make test", "0"],
-    )
+    missing = [f"{name} {sentence}" for name in ("ImageMagick", "LaTeX", "Chromium", "iproute2")]
+    assert (code, lines) == (0, [*missing, "make test", "0"])
     assert bool(calls) == ("apt-get" in programs)
 
 

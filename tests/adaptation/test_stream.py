@@ -187,6 +187,15 @@ def test_a_models_own_stream_goes_on_with_the_same_bits():
     assert not torch.equal(mt3.Adapter(model, **fields)(images[2:]), want[2:])
 
 
+def test_a_copy_goes_its_own_way():
+    adapter, images = mt3.Adapter(make_net("group"), "tent", carry="stream", lr=0.1, batch=2), make_images(6)
+    adapter(images[:2])
+    other = copy.deepcopy(adapter)
+    want = adapter(images[2:])
+    assert torch.equal(other(images[2:]), want)
+    assert not torch.equal(other(images[2:]), want)
+
+
 def test_the_state_of_another_stream_is_refused():
     net, images = make_net("group"), make_images(4)
     adapter = mt3.Adapter(net, "tent", carry="stream", batch=2)
@@ -196,6 +205,11 @@ def test_the_state_of_another_stream_is_refused():
             other.load_state_dict(adapter.state_dict())
     with pytest.raises(mt3.InputError, match="the same adaptation and seed"):
         adapter.load_state_dict(net.state_dict())
+    guarded = mt3.Adapter(net, "tent", carry="stream", reset="guard")
+    for name in ("seen", "guard/numbers"):
+        damaged = {key: t for key, t in guarded.state_dict().items() if key != name}
+        with pytest.raises(mt3.InputError, match="a whole state of a stream, got one without seen, guard/numbers"):
+            guarded.load_state_dict(damaged)
     larger = Net("group")
     larger.norm1 = nn.GroupNorm(1, 6, affine=False)
     with pytest.raises(mt3.InputError, match=r"a stream of this network, got other values for .*norm1\.weight"):
@@ -246,12 +260,13 @@ class Slow(Net):
 def test_a_second_call_at_the_same_time_is_refused():
     net, images = Slow().eval(), make_images(2)
     adapter = mt3.Adapter(net, "tent", carry="stream")
+    state = adapter.state_dict()
     net.gates += [threading.Event(), threading.Event()]
     thread = threading.Thread(target=adapter, args=(images,))
     thread.start()
     try:
         assert net.gates[0].wait(20)
-        for ask in (lambda: adapter(images), adapter.reset, lambda: adapter.load_state_dict(adapter.state_dict())):
+        for ask in (lambda: adapter(images), adapter.reset, adapter.state_dict, lambda: adapter.load_state_dict(state)):
             with pytest.raises(
                 mt3.InputError, match="is answering another call; wait for it, or make an adapter for each"
             ):
@@ -276,6 +291,17 @@ def test_images_that_are_not_finite_in_their_loss_move_nothing():
     before = {name: p.clone() for name, p in adapter.stream.params.items()}
     adapter(torch.full((2, 3, 12, 12), 3e38))
     assert all(torch.equal(p, before[name]) for name, p in adapter.stream.params.items())
+
+
+def test_what_surrounds_the_caller_changes_no_answer_of_a_stream():
+    net, images = make_net("group"), make_images(6)
+    want = mt3.Adapter(net, "tent", carry="stream", lr=0.1, batch=2, answer="after")(images)
+    for around in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
+        with around:
+            adapter = mt3.Adapter(net, "tent", carry="stream", lr=0.1, batch=2, answer="after")
+            assert torch.equal(adapter(images), want)
+    tall = torch.rand(2, 3, 12, 20)
+    assert torch.equal(mt3.Adapter(net, "tent", carry="stream")(tall), net(tall).detach())
 
 
 def test_a_stream_answers_its_next_images_alone():

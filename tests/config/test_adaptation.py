@@ -61,11 +61,24 @@ def test_numbers_lie_within_their_bounds(name, bounds):
             r"Unknown variant 'papers' \(did you mean 'paper'\?\): expected one of paper, official",
         ),
         ({"objective": 3}, "Expected an objective's name or none, got 3"),
+        ({"carry": "streams"}, r"Unknown carry 'streams' \(did you mean 'stream'\?\): expected one of image, stream"),
+        ({"answer": "last"}, "Unknown answer 'last': expected one of after, first"),
+        ({"rule": None}, "Unknown rule 'None': expected one of step, average, t3a, lame"),
+        ({"reset": "often"}, "Unknown reset 'often': expected one of never, shift, low-entropy, guard, every N"),
+        ({"reset": "every 0"}, "N is a number of images, as in 'every 100'"),
+        ({"reset": "every N"}, "Unknown reset 'every N'"),
+        ({"reset": 100}, "Unknown reset '100'"),
+        ({"carry": "stream", "gate": 0.9}, "A gate leaves out single images, not those of a stream"),
     ],
 )
 def test_other_words_are_refused(fields, message):
     with pytest.raises(InputError, match=message):
         Adaptation(**fields)
+
+
+def test_a_reset_counts_images():
+    assert Adaptation(reset="every 100").reset_every == 100
+    assert [Adaptation(reset=reset).reset_every for reset in ("never", "shift", "low-entropy", "guard")] == [None] * 4
 
 
 def test_it_cannot_be_changed_but_replaced_and_is_checked_again():
@@ -91,6 +104,8 @@ def test_numpys_numbers_become_pythons():
         Adaptation(),
         Adaptation(None, clip=None),
         Adaptation("rotation", 3, 1 / 3, 0.1, 5, "norm", 0.9, "official"),
+        Adaptation("entropy", momentum=0.9, carry="stream", batch=8, answer="first", reset="every 7", statistics=0.5),
+        Adaptation(None, rule="lame", support=5, radius=0.05),
         Adaptation(steps=np.int32(2), lr=np.float32(0.1)),
     ],
 )

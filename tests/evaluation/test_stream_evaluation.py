@@ -1,5 +1,6 @@
 """Evaluations along a stream: their answers, what they write down, and that a kill changes no bit."""
 
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from evaluating import TENT, answer, follow_slowly, make_model, start
 from evaluating import stream_protocol as asked
 from mt3 import corruptions
 from mt3.config.streams import STREAMS
+from mt3.corruptions.write import write_folders
 from mt3.evaluation.evaluate import evaluate, evaluate_shard
 from mt3.evaluation.pieces import folder_of
 from mt3.evaluation.protocol import Protocol, TestImages
@@ -339,3 +341,19 @@ def test_confidence_before_and_after(tmp_path, images):
     assert "confidence" not in told["view_average"]
     with pytest.raises(InputError, match="draws no views whose answers could agree"):
         mt3.evaluate(model, images.dataset, ["fog"], "tent", confidence=True, limit=4)
+
+
+def test_shifts_with_images_of_their_own_along_a_stream(tmp_path, digits):
+    """Three images of one shift and two of another, in one unit."""
+    write_folders(digits, tmp_path / "shifts", ["fog", "contrast"], [5], limit=3)
+    first = min((tmp_path / "shifts" / "contrast" / "5").iterdir())
+    assert len(list(first.iterdir())) == 1
+    shutil.rmtree(first)
+    shifts = mt3.data.open_shifts(tmp_path / "shifts", mt3.data.Asked(digits.classes, 32))
+    found = mt3.evaluate(make_model(), None, shifts, "tent", stream="continual", batch=2)
+    counts = {name: len(found.positions(name)[0]) for name in found.corruptions}
+    assert counts == {"fog": 3, "contrast": 2}
+    assert found.protocol["stream"]["units"][0]["images"] == 5
+    assert sorted(np.concatenate(found.positions()).tolist()) == list(range(5))
+    means = [found.accuracy("after", name) - found.accuracy("before", name) for name in counts]
+    assert found.gain().mean == pytest.approx(np.mean(means))

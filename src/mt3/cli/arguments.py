@@ -18,6 +18,7 @@ from mt3.data import DATASETS, Dataset, load_dataset
 from mt3.data.folder import KIND, SIZE, folder_name
 from mt3.service.limits import Limits
 from mt3.support.errors import WORD, InputError, name_list, one_of, shown, suggest
+from mt3.support.processes import count_cores
 
 ADAPTATION = {field.name: field for field in fields(Adaptation)}
 EACH_IMAGE = ("steps", "lr", "views", "layers", "gate")  # what there is to say where images are not a stream
@@ -171,12 +172,17 @@ def compute_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def set_up(args: argparse.Namespace) -> Any:
-    """Apply --threads and choose the device."""
+    """Apply --threads and choose the device; ranks that torchrun starts on one machine share its cores and GPUs."""
     import torch
 
+    sharers = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1
     if args.threads:
         torch.set_num_threads(min(args.threads, 4 * (os.cpu_count() or 1)))
+    elif sharers > 1 and os.environ.get("OMP_NUM_THREADS") == "1":  # torchrun's own choice, whatever the cores
+        torch.set_num_threads(max(1, count_cores() // sharers))
     name = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    if sharers > 1 and name == "cuda":
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()

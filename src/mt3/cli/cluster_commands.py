@@ -31,15 +31,16 @@ def check_job_arguments(args: argparse.Namespace) -> None:
 
 
 def study_jobs(args: argparse.Namespace, study: "Study") -> str:
-    """The list of jobs, or what a job says that is done."""
+    """The list of jobs, or what a job says that is done, to be printed."""
     from mt3.studies.jobs import do_job, list_jobs
 
     if not args.list_jobs:
-        return do_job(study, args.job, args.shard)
+        told = do_job(study, args.job, args.shard)
+        return told and f"{told}\n"
     words = [word for word in args.parser.words if word != "--list-jobs" and not word.startswith("--shards=")]
     if "--shards" in words:
         del words[words.index("--shards") : words.index("--shards") + 2]
-    return "\n".join(json.dumps(job) for job in list_jobs(study, args.shards or 1, ["mt3", "reproduce", *words]))
+    return "".join(f"{json.dumps(job)}\n" for job in list_jobs(study, args.shards or 1, ["mt3", "reproduce", *words]))
 
 
 def merge_command(args: argparse.Namespace) -> None:

@@ -30,19 +30,25 @@ def train_command(args: argparse.Namespace) -> None:
     from mt3.models.classifier import count_parameters
     from mt3.models.store import read_run
     from mt3.results.runs import about_run
+    from mt3.support import ranks
     from mt3.training.loop import train
     from mt3.training.runs import RunOptions
 
     names = [field.name for field in fields(RunOptions)]
     asked = {name: value for name, value in vars(args).items() if name in names and value is not None}
-    options = RunOptions(**(asked | {"device": str(set_up(args))}))
-    dataset = load_data(args)
-    model = train(config, dataset, args.out, options)
-    size = "its start is not finished" if model is None else f"{count_parameters(model)} parameters"
-    print(f"{args.out}: {args.method} on {args.data}, {size}")
-    about = about_run(read_run(args.out), args.out) or {}
-    if about["step"] < about["total_steps"]:
-        print(f"stopped after {about['step']} of {about['total_steps']} steps; --resume goes on")
+    device = set_up(args)
+    options = RunOptions(**(asked | {"device": str(device)}))
+    with ranks.open_group(device):
+        with ranks.main_first():
+            dataset = load_data(args)
+        model = train(config, dataset, args.out, options)
+        if not ranks.is_main():
+            return
+        size = "its start is not finished" if model is None else f"{count_parameters(model)} parameters"
+        print(f"{args.out}: {args.method} on {args.data}, {size}")
+        about = about_run(read_run(args.out), args.out) or {}
+        if about["step"] < about["total_steps"]:
+            print(f"stopped after {about['step']} of {about['total_steps']} steps; --resume goes on")
 
 
 def _preset(args: argparse.Namespace) -> str:
@@ -299,7 +305,7 @@ def reproduce_command(args: argparse.Namespace) -> None:
         args.jobs or default_jobs(device),
     )
     if args.list_jobs or args.job is not None:
-        print(study_jobs(args, study))
+        print(study_jobs(args, study), end="")
     else:
         reproduce(study, args.dry_run)
 

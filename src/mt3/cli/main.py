@@ -4,6 +4,7 @@
 """
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -33,13 +34,14 @@ from mt3.config.methods import METHODS
 from mt3.config.words import field_help
 from mt3.service import DEFAULT_MODEL
 from mt3.studies.ablations import ABLATIONS
-from mt3.support.errors import WORD, InputError, name_list, shown
+from mt3.support.errors import WORD, InputError, RankLostError, name_list, shown
 from mt3.support.signals import Stopped, stop_on_signals
 from mt3.support.version import __version__
 
 TESTED = "all (the paper's; default), held-out, every, none"
 FORMATS = ("arrays", "folders")  # of corrupted images
 FORMAT_WORDS = "arrays: CIFAR-10-C's .npy files (default); folders: Tiny-ImageNet-C's, CORRUPTION/SEVERITY/CLASS/*.png"
+MANY = ("reproduce", "demo")  # are many jobs, which torchrun's ranks would all begin
 RESUMABLE = ("evaluate", "tune", "corrupt", "reproduce", "demo")  # `train` says how far it is, and needs --resume
 
 
@@ -217,18 +219,22 @@ def run_command(make_parser: Callable[[], argparse.ArgumentParser], argv: Sequen
             if extra:
                 args.parser.refuse(extra[0])
             command = args.command
+            if command in MANY and getattr(args, "job", None) is None and "TORCHELASTIC_RUN_ID" in os.environ:
+                raise InputError(f"torchrun is for a single job; start mt3 {command} without it, or see --list-jobs.")
             settle_data(args)
             args.run(args)
             sys.stdout.flush()  # a full disk under it is said below
             return 0
         except InputError as error:
-            print(f"mt3: {error}", file=sys.stderr)
+            _say(f"mt3: {error}")
             return 2
+        except RankLostError as error:
+            _say(f"mt3: {error}")
+            return 1
         except KeyboardInterrupt as stop:
-            if command == "train" and str(stop):
-                print(f"{stop}; --resume goes on", file=sys.stderr)
             again = "; the same command goes on where it stopped" if command in RESUMABLE else ""
-            print(f"mt3: interrupted{again}", file=sys.stderr)
+            far = f"{stop}; --resume goes on\n" if command == "train" and str(stop) else ""
+            _say(f"{far}mt3: interrupted{again}")
             return 128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)
         except BrokenPipeError:
             sys.stderr.close()
@@ -238,10 +244,20 @@ def run_command(make_parser: Callable[[], argparse.ArgumentParser], argv: Sequen
             told = any(words in str(error) for words in ("not enough memory", "out of memory", "allocate memory"))
             if not isinstance(error, MemoryError) and not told:
                 raise
-            print("mt3: There is not enough memory for this; lower views, tasks or task_size.", file=sys.stderr)
+            _say("mt3: There is not enough memory for this; lower views, tasks or task_size.")
             return 2
         except OSError as error:  # a path that cannot be entered or is too long, a full disk under the output
             where = f"{shown(error.filename, WORD)}: " if error.filename else ""
             reason = shown(error.strerror or error, WORD)
-            print(f"mt3: {where}{reason}; check the path, what you may do there, and its space.", file=sys.stderr)
+            _say(f"mt3: {where}{reason}; check the path, what you may do there, and its space.")
             return 2
+
+
+def _say(words: str) -> None:
+    """Print to the error stream; of the ranks that torchrun started, the first with something to say does."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from mt3.support.ranks import may_speak  # imports torch
+
+        if not may_speak():
+            return
+    print(words, file=sys.stderr)

@@ -12,7 +12,7 @@ LAYERS = ("all", "norm", "last")  # what adapts: all that feeds the loss, its no
 VARIANTS = ("paper", "official")  # the paper, or the authors' code where it differs
 CARRY = ("image", "stream")
 ANSWERS = ("after", "first")
-RESETS = ("never", "shift", "entropy", "guard", "every N")
+RESETS = ("never", "shift", "low-entropy", "guard", "every N")
 RULES = ("step", "average", "t3a", "lame")
 EVERY = re.compile(r"every ([1-9][0-9]{0,8})")
 
@@ -46,7 +46,7 @@ class Adaptation:
     carry: str = "image"  # image: the step is discarded after each image; stream: it is kept
     batch: int = 1  # images that share a step of a stream
     answer: str = "after"  # of a stream: by parameters that have seen the image, or only earlier ones (first)
-    reset: str = "never"  # of a stream, to the model as it is: never, shift, entropy (SAR's), guard, or every N images
+    reset: str = "never"  # of a stream: never, shift (a known one), low-entropy (SAR's), guard, or every N images
     statistics: float = 0.0  # share of the batch's own statistics in batch normalisation; the rest is the trained ones
     radius: float = 0.0  # of the sharpness-aware step, which takes its gradient that far up the slope; 0: plain
     rule: str = "step"  # what gives the answer: gradient steps, or without a gradient the average of views, t3a or lame

@@ -59,7 +59,7 @@ RIVALS: dict[str, Rival] = {
             momentum=0.9,
             batch=64,
             answer="first",
-            reset="entropy",
+            reset="low-entropy",
             statistics=1.0,
             radius=0.05,  # "rho = 0.05", the default of sharpness-aware minimisation
         ),

@@ -225,11 +225,15 @@ class MT3Model(
 
 
 def check_images(images: Tensor, size: int | None, bounded: bool = True) -> Tensor:
-    """Require a tensor (N, 3, size, size), uint8 or float in [0, 1]; where values are not bounded, finite ones."""
+    """Require a tensor (N, 3, size, size), uint8 or float in [0, 1].
+
+    Where values are not bounded, any finite ones will do, and so will any height and width.
+    """
     if not isinstance(images, Tensor):
         raise InputError(f"Expected images as a torch tensor, got {type(images).__name__}; use torch.from_numpy.")
     side = size or (images.shape[-1] if images.ndim == 4 else "H")
-    if images.ndim != 4 or tuple(images.shape[1:]) != (3, side, side):
+    shaped = images.ndim == 4 and images.shape[1] == 3
+    if not shaped or ((bounded or size) and tuple(images.shape[2:]) != (side, side)):
         raise InputError(
             f"Expected images of shape (N, 3, {side}, {side}), got {tuple(images.shape)}; resize or permute them."
         )

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mt3.networks.bind import refuse_what_bind_misses
 from mt3.support.errors import InputError
+from mt3.support.threads import undisturbed
 
 SIZES = (32, 48, 64, 96, 128, 224, 256, 384, 512)  # pixels that a dry pass tries, where none are given
 
@@ -85,7 +86,8 @@ def _measure(module: nn.Module, size: int | None) -> Measured:
     try:
         for pixels in sizes:
             try:
-                return _dry_pass(module, pixels)
+                with undisturbed(next(module.parameters(), torch.zeros(())).device):
+                    return _dry_pass(module, pixels)
             except InputError:
                 raise
             except Exception as error:  # a network may raise anything for a size that is not its own

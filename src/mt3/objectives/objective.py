@@ -43,7 +43,10 @@ class Objective(Protocol):
     def train_views(
         self, raw: Tensor, x: Tensor, shift: Callable[[Tensor], Tensor], generator: torch.Generator
     ) -> tuple[Tensor, Views]:
-        """A task's classified images and its views, both under the shift B; x are the raw images, cropped."""
+        """A task's classified images and its views, both under the shift B; x are the raw images, cropped.
+
+        The views are some of each image, in the images' order: all first ones, then all second ones.
+        """
 
     def test_views(self, image: Tensor, count: int, generator: torch.Generator) -> Views:
         """`count` views of one image (3, H, H)."""

@@ -28,6 +28,7 @@ from mt3.studies.plan import (
     test_part,
 )
 from mt3.studies.reproduce import train_run, write_study_report
+from mt3.support import ranks
 from mt3.support.errors import InputError, one_of
 from mt3.support.files import RUN_FILE, own_directory
 from mt3.training.runs import count_steps, steps_done
@@ -144,14 +145,15 @@ def do_job(study: Study, name: str, shard: Shard | None) -> str:
 
 
 def _do_training(study: Study, training: Training) -> str:
+    """Of ranks that torchrun started, the first says so."""
     trainings = plan_trainings(study)
     starts = [start for other in trainings for start in starts_of(other)]
     same = [start for start in starts if start.config == training.config] if training in starts else [training]
-    there = [one.folder for one in same if steps_done(one.config, one.folder) is None]
-    if there:  # a start perhaps elsewhere, by a study with other methods
-        return f"{there[0]} is trained"
-    train_run(study, trainings, training)
-    return f"{training.folder} is trained"
+    with ranks.open_group(study.device):
+        there = [one.folder for one in same if steps_done(one.config, one.folder) is None]
+        if not ranks.agree(len(there)):  # a start may be there elsewhere, by a study with other methods
+            train_run(study, trainings, training)
+        return f"{training.folder} is trained" if ranks.is_main() else ""
 
 
 def _do_test(study: Study, test: Test, shard: Shard) -> str:

@@ -34,6 +34,7 @@ from mt3.studies.plan import (
     protocol_of,
     starts_of,
 )
+from mt3.support import ranks
 from mt3.support.errors import name_list
 from mt3.support.files import RUN_FILE, own_directory
 from mt3.support.processes import run_apart
@@ -111,7 +112,7 @@ def _do(study: Study, trainings: Sequence[Training], parts: Sequence[tuple[str, 
 def train_run(study: Study, trainings: Sequence[Training], training: Training) -> None:
     """Train, or go on; the training that comes first is copied from one of `trainings` that has the very same."""
     first = start_config(training.config)
-    for start in [start for other in trainings for start in starts_of(other)]:
+    for start in [start for other in trainings for start in starts_of(other) if ranks.is_main()]:
         if start.config == first and steps_done(first, start.folder) is None:
             copy_start(start.folder.parent, training.folder)
             break

@@ -20,6 +20,10 @@ class InputError(ValueError):
         super().__init__(shown(" ".join(shown(word, WORD) for word in message.split(" ")), SENTENCE))
 
 
+class RankLostError(Exception):
+    """Another process of the same training ended, which this one cannot do without; exit code 1."""
+
+
 def shown(value: object, limit: int = ECHO) -> str:
     """What a message repeats of a user's text: without what a terminal would obey, and of a long one both ends."""
     text = str(value)

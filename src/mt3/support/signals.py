@@ -57,3 +57,17 @@ def stop_on_signals(at_once: bool = True) -> Iterator[Stop]:
     finally:
         for number, old in handled.items():
             signal.signal(number, old)
+            if isinstance(old, Stop) and stop.number is not None:  # a further signal is the second there, too
+                old.number, old.asked = stop.number, time.monotonic()
+
+
+@contextmanager
+def unhandled() -> Iterator[None]:
+    """End at once on a signal to end, as the system does by itself, within the block."""
+    ours = [number for number in SIGNALS if isinstance(signal.getsignal(number), Stop)]
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ours}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

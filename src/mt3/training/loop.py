@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from mt3.data import Dataset
 from mt3.data.dataset import Images
 from mt3.models.classifier import MT3Model
 from mt3.models.store import read_run, save_checkpoint, save_model
+from mt3.support import ranks
 from mt3.support.errors import InputError
 from mt3.support.files import METRICS_FILE, PROGRESS_FILE, RUN_FILE, write_json
 from mt3.support.precision import choose_precision
@@ -37,9 +39,10 @@ from mt3.training.runs import (
     open_chain,
     owner_of,
     remove_run_leftovers,
+    share_chain,
 )
-from mt3.training.state import State, finished_model, make_state, restore_state, state_tensors
-from mt3.training.tasks import draw_step_task, hold_images, stack_tasks
+from mt3.training.state import State, finished_model, make_state, restore_state, share_state, state_tensors
+from mt3.training.tasks import draw_step_task, hold_images, part_of, stack_tasks
 
 LR_DROP = 0.1  # Sun et al.'s factor at each milestone
 EMA_MOMENTUM = 0.996  # "an exponential moving average with momentum 0.996"
@@ -51,19 +54,23 @@ def gradient_of_step(
     """Set the gradient of the mean loss over the step's tasks; returns what to log.
 
     Each thread holds the graph of one stack of tasks, which is freed before its next; large networks have stacks of one
-    task. The one batch of cross-entropy or joint training has all threads for each operation.
+    task. The one batch of cross-entropy or joint training has all threads for each operation. Of several ranks each has
+    its share of the tasks, or of that batch's images, and all get the gradient of the whole step.
     """
     parameters = [p for p in state.model.parameters() if p.requires_grad]
+    rank, world, whole = ranks.rank(), ranks.world(), config.training == "meta"  # whole tasks are shared out
 
     def stack_gradient(numbers: Sequence[int]) -> tuple[Sequence[Tensor | None], dict[str, Tensor]]:
         tasks = [draw_step_task(images, labels, config, step, number) for number in numbers]
+        tasks = tasks if whole else [part_of(task, rank, world) for task in tasks]
         loss = LOSSES[config.training](state, stack_tasks(tasks), config, log)
-        share = len(numbers) / config.tasks
+        share = sum(len(task.labels) for task in tasks) / (config.tasks * config.task_size)
         gradients = torch.autograd.grad(share * loss.total, parameters, allow_unused=True)
         return gradients, {n: share * v.detach() for n, v in ({"loss": loss.total} | loss.metrics).items()}
 
-    size = stack_size(state.model, config.tasks, 3 * config.task_size, images.shape[2])  # x and two views of each
-    stacks = [range(config.tasks)[start : start + size] for start in range(0, config.tasks, size)]
+    numbers = range(rank, config.tasks, world) if whole else range(1 if rank < config.task_size else 0)
+    size = stack_size(state.model, max(1, len(numbers)), 3 * config.task_size, images.shape[2])  # x, two views of each
+    stacks = [numbers[start : start + size] for start in range(0, len(numbers), size)]
     state.optimizer.zero_grad()
     sums: dict[str, Tensor] = {}
     for gradients, metrics in side_by_side(stack_gradient, stacks, count_threads(state.model, len(stacks))):
@@ -72,7 +79,8 @@ def gradient_of_step(
                 p.grad = g if p.grad is None else p.grad.add_(g)
         for name, value in metrics.items():
             sums[name] = sums.get(name, torch.zeros((), device=value.device)) + value
-    return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
+    totals = ranks.combine(parameters, list(sums.values())).tolist()
+    return dict(zip(sums or ("loss",), totals, strict=False))  # a rank without work knows no more names
 
 
 def apply_gradient(state: State, config: Config, step: int, total_steps: int, steps_per_epoch: int) -> dict[str, float]:
@@ -130,19 +138,24 @@ def train(
     A training that the config has come first goes to `out/start`, unless the options have an `init`. Their `max_steps`
     stops early without changing the schedule; None is returned if the start is not finished by then. Resuming later
     goes on as if it had not stopped: a run killed at any step and resumed ends with the same bits as one that was not.
-    A signal to end waits for the step under way, which is saved, and raises `Stopped` then.
+    A signal to end waits for the step under way, which is saved, and raises `Stopped` then. Of the ranks of an open
+    process group the first alone reads and writes `out`.
     """
     options = RunOptions() if options is None else options
-    device = torch.device(options.device)
-    config = settle_precision(config, out, device)
+    device, main = torch.device(options.device), ranks.is_main()
     with ExitStack() as held:
-        chain = open_chain(held, config, dataset, out, options)
+        chain = []
+        if main:
+            config = settle_precision(config, out, device)
+            options = replace(options, resume=options.resume or ranks.is_restart(read_run(out).get("job")))
+            chain = open_chain(held, config, dataset, out, options)
+        chain = share_chain(chain, out)
         for link in chain:  # settings that are refused leave nothing behind
             init = None if link.run["init"] == START else link.init
             tried = make_state(link.config, dataset, device, init).model if model is None else model.to(device)
             check_step_memory(tried, link.config, dataset.size, options.recompute)
-        board = _tensorboard() if options.tensorboard else None
-        for link in chain:
+        board = _tensorboard() if options.tensorboard and main else None
+        for link in chain if main else ():
             remove_run_leftovers(link.out)
             write_json(link.out / RUN_FILE, link.run)
         with stop_on_signals(at_once=False) as stop:
@@ -154,13 +167,15 @@ def train(
                     last_step = min(last_step, max(0, options.max_steps - link.before))
                 writer = board(str(out / "tensorboard")) if board is not None and not left else None
                 trained, step = _train_link(link, dataset, options, last_step, stop, (model, writer))
-                if step < link.total_steps or stop.number is not None:
+                asked = ranks.agree(stop.number)
+                if step < link.total_steps or asked:
                     break
             done = link.before + step
-            for later in left:
+            for later in left if main else ():
                 write_json(later.out / RUN_FILE, later.run | later.progress(0, done))
-    if stop.number is not None:
-        raise Stopped(stop.number, f"stopped after {done} of {chain[-1].before + chain[-1].total_steps} steps")
+            asked = ranks.agree(stop.number)  # when all is written: ranks that end have the others ended
+    if asked:
+        raise Stopped(asked, f"stopped after {done} of {chain[-1].before + chain[-1].total_steps} steps")
     return None if left else trained
 
 
@@ -169,24 +184,27 @@ def _train_link(
 ) -> tuple[MT3Model, int]:
     """Train until `last_step`, or until asked to stop, and save; returns the model and after which step it is."""
     config, out, steps_per_epoch, total_steps = link.config, link.out, link.steps_per_epoch, link.total_steps
-    device = torch.device(options.device)
+    device, main = torch.device(options.device), ranks.is_main()
     own, writer = given
     state = replace(make_state(config, dataset, device, link.init, own), recompute=options.recompute)
     start, seconds = 0, 0.0
     if link.found is not None:
         start, tensors, seconds = link.found
         restore_state(state, tensors)
-    cut_metrics(out / METRICS_FILE, start)
+    start = share_state(state, start)
+    if main:
+        cut_metrics(out / METRICS_FILE, start)
     images = hold_images(dataset.train_images, device)
     labels = torch.from_numpy(dataset.train_labels).to(device)
     began = time.monotonic() - seconds
     step = saved = start
+    file = out / PROGRESS_FILE if main else None
     try:
         with (
-            open(out / METRICS_FILE, "a", encoding="utf-8") as metrics_file,
-            Progress(f"train {config.method}", last_step, "steps", start, file=out / PROGRESS_FILE) as progress,
+            open(out / METRICS_FILE if main else os.devnull, "a", encoding="utf-8") as metrics_file,
+            Progress(f"train {config.method}", last_step, "steps", start, file=file) as progress,
         ):
-            while step < last_step and stop.number is None:
+            while step < last_step and not ranks.agree(stop.number):
                 log = (step + 1) % options.log_every == 0
                 metrics = gradient_of_step(state, images, labels, config, step, log)
                 metrics |= apply_gradient(state, config, step, total_steps, steps_per_epoch)
@@ -203,7 +221,7 @@ def _train_link(
                     if writer is not None:
                         for name, value in metrics.items():
                             writer.add_scalar(name, value, step)
-                if options.snapshot_every and step % options.snapshot_every == 0:
+                if main and options.snapshot_every and step % options.snapshot_every == 0:
                     snapshot = out / SNAPSHOTS / f"step-{step:08d}"
                     save_model(finished_model(state), snapshot)
                     write_json(snapshot / RUN_FILE, link.run | link.progress(step, link.before + step))
@@ -221,9 +239,10 @@ def _train_link(
     if own is not None and model is not own:
         own.load_state_dict(model.state_dict())
         model = own
-    save_model(model, out)
-    told = link.run | link.progress(step, link.before + step) | {"seconds": round(seconds, 3)}
-    write_json(out / RUN_FILE, told)
+    if main:
+        save_model(model, out)
+        told = link.run | link.progress(step, link.before + step) | {"seconds": round(seconds, 3)}
+        write_json(out / RUN_FILE, told)
     return model.eval(), step
 
 
@@ -240,7 +259,8 @@ def settle_precision(config: Config, out: Path, device: torch.device) -> Config:
 
 
 def _save(link: Link, state: State, step: int, seconds: float) -> int:
-    save_checkpoint(link.out, step, state_tensors(state), seconds, owner_of(link.run))
+    if ranks.is_main():
+        save_checkpoint(link.out, step, state_tensors(state), seconds, owner_of(link.run))
     return step
 
 

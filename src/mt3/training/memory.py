@@ -5,6 +5,7 @@ import torch
 from mt3.adaptation.memory import stack_size
 from mt3.config.config import Config
 from mt3.models.classifier import MT3Model
+from mt3.support import ranks
 from mt3.support.errors import InputError
 from mt3.support.machine import free_memory
 from mt3.support.threads import count_threads
@@ -17,6 +18,9 @@ RECOMPUTED = 0.9  # of all of it, where the inner steps are computed again
 
 def step_memory(model: MT3Model, config: Config, size: int, task_size: int, order: str, recompute: bool) -> float:
     """Bytes that a step surely takes, for images of `size` pixels: that of a stack of tasks for each thread."""
+    tasks = -(-config.tasks // ranks.world())  # that a rank has
+    if config.training != "meta":
+        task_size = -(-task_size // ranks.world())
     views = task_size * _views_per_image(model)
     shown = model.objective is not None and model.objective.shows_images
     both = views if shown else task_size + views
@@ -28,8 +32,8 @@ def step_memory(model: MT3Model, config: Config, size: int, task_size: int, orde
             images = FIRST * max(views, outer)
         else:
             images = (SECOND * views * config.inner_steps + FIRST * outer) * (RECOMPUTED if recompute else 1)
-    stack = stack_size(model, config.tasks, 3 * task_size, size)
-    threads = count_threads(model, -(-config.tasks // stack))
+    stack = stack_size(model, tasks, 3 * task_size, size)
+    threads = count_threads(model, -(-tasks // stack))
     value = 2 if model.precision == "bfloat16" else model.dtype.itemsize
     return threads * stack * images * model.backbone.kept(size) * value
 
@@ -56,10 +60,10 @@ def check_step_memory(model: MT3Model, config: Config, size: int, recompute: boo
 
 
 def device_memory(device: torch.device) -> float:
-    """Bytes of memory that are free, as far as the device says so."""
+    """Bytes of memory that are free for each rank on this machine, as far as the device says so."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    return free_memory() if device.type == "cpu" else float("inf")
+    return free_memory() / ranks.neighbours() if device.type == "cpu" else float("inf")
 
 
 def _views_per_image(model: MT3Model) -> int:

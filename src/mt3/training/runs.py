@@ -20,6 +20,7 @@ from mt3.models.store import (
     read_run,
     tensors_hash,
 )
+from mt3.support import ranks
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import (
     METRICS_FILE,
@@ -123,6 +124,13 @@ def open_chain(held: ExitStack, config: Config, dataset: Dataset, out: Path, opt
     return [*starts, Link(config, out, run, found, before, steps_per_epoch, total_steps)]
 
 
+def share_chain(chain: list[Link], out: Path) -> list[Link]:
+    """The chain that the first rank has opened, on all ranks; the others know nothing of its files."""
+    told = [[asdict(link.config), link.before, link.steps_per_epoch, link.total_steps] for link in chain]
+    shared = json.loads(ranks.share(json.dumps(told).encode()))
+    return chain or [Link(config_from_dict(config), out, {"init": None}, None, *steps) for config, *steps in shared]
+
+
 def _same_images(before: Any, dataset: Dataset, out: Path) -> str:
     """What run.json says of the training images; other ones than a run began with are refused."""
     now = f"{len(dataset.train_images)} of {dataset.size} pixels in {dataset.num_classes} classes"
@@ -223,7 +231,8 @@ def check_run(out: Path, config: Config, options: RunOptions) -> dict[str, Any]:
         # its model, if it has one, stays as it is until there is another
         run |= {key: old[key] for key in ("init", "step", "total_steps", "about", "seconds", "images") if key in old}
     data_dir = None if options.data_dir is None else str(options.data_dir.resolve())
-    return {"about": _about(config, run["init"], options)} | run | {"data_dir": data_dir}
+    job = {} if ranks.job() is None else {"job": ranks.job()}  # of torchrun, whose restarts go on with the run
+    return {"about": _about(config, run["init"], options)} | run | {"data_dir": data_dir} | job
 
 
 def _name_init(init: Path) -> str:

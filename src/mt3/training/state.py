@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save as write_tensors
 from torch import Tensor, nn
 
 from mt3.config.config import Config
@@ -16,6 +18,7 @@ from mt3.models.store import load
 from mt3.networks.init import INITS
 from mt3.networks.norms import refuse_training_statistics
 from mt3.objectives.augment import seeded_generator
+from mt3.support import ranks
 from mt3.support.errors import InputError
 
 TRUNK = "backbone."  # how the names of its parameters begin
@@ -144,3 +147,16 @@ def restore_state(state: State, tensors: dict[str, Tensor]) -> None:
             for kind, params in (("ema", state.ema), ("average", state.average)):
                 if params is not None:
                     params[name].copy_(tensors[f"{kind}.{name}"])
+
+
+def share_state(state: State, step: int) -> int:
+    """Give all ranks the first one's state and step: it alone has read a checkpoint or the weights to begin with."""
+    if ranks.world() == 1:
+        return step
+    told = state_tensors(state) | {f"buffer.{n}": t for n, t in state.model.named_buffers()}
+    plain = {name: t.detach().cpu().contiguous() for name, t in told.items()} | {"step": torch.tensor(step)}
+    given = read_tensors(ranks.share(write_tensors(plain) if ranks.is_main() else b""))
+    restore_state(state, given)
+    buffers = {n.removeprefix("buffer."): t for n, t in given.items() if n.startswith("buffer.")}
+    state.model.load_state_dict(buffers, strict=False)
+    return int(given["step"])

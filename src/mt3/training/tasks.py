@@ -94,6 +94,19 @@ def _epoch_order(count: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(count, generator=seeded_generator("order", seed, epoch))
 
 
+def part_of(task: Task, rank: int, world: int) -> Task:
+    """One rank's images of a batch, every `world`-th, with their views, which come in the images' order."""
+    count = len(task.labels)
+
+    def mine(rows: Tensor) -> Tensor:
+        return rows[torch.arange(len(rows), device=rows.device) % count % world == rank]
+
+    if world == 1:
+        return task
+    views = None if task.views is None else Views(*(None if rows is None else mine(rows) for rows in task.views))  # type: ignore[arg-type]
+    return Task(mine(task.images), mine(task.labels), views)
+
+
 def stack_tasks(tasks: Sequence[Task]) -> Task:
     """Tasks of equal size as one stack; a single one stays as it is."""
     if len(tasks) == 1:
