@@ -74,7 +74,7 @@ def at_rank(rank: int, world: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ranks, "combine", lambda parameters, values: torch.stack([*values, torch.zeros(())]))
 
 
-@pytest.mark.parametrize("world", [2, 3, 7])
+@pytest.mark.parametrize("world", [3, 7])
 @pytest.mark.parametrize(
     ("method", "fields"),
     [
@@ -116,7 +116,7 @@ def test_the_ranks_parts_add_up_to_the_step(digits, monkeypatch, method, fields,
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_rank_that_raises_ends_all_with_one_sentence(tmp_path, rank):
     asked = {"float32": [words("mt3", tmp_path / "run", 100_000)], "fail": "gradient", "how": "raise", "rank": rank}
-    done, ended = torchrun(3, asked), time.time()
+    done, ended = torchrun(2, asked), time.time()
     assert done.returncode == 1  # torchrun's own, whatever its ranks' are
     assert sentences(done) == ["mt3: This rank has had enough."]
     assert f"rank      : {rank} (local_rank: {rank})\n  exitcode  : 2" in done.stderr
@@ -129,9 +129,9 @@ def test_a_rank_that_raises_ends_all_with_one_sentence(tmp_path, rank):
         pass
 
 
-def killed(plain: Path, out: Path, asked: dict[str, Any], counts: tuple[int, int]) -> None:
+def killed(plain: Path, out: Path, asked: dict[str, Any], counts: tuple[int, int], method: str = "mt3") -> None:
     """A rank is killed in the first attempt of a job; torchrun starts all again, or the user does, with others."""
-    command = words("mt3", out)
+    command, whole = words(method, out), plain / f"{method}-float64"
     done = torchrun(
         counts[0], asked | {"float64": [command]}, *(["--max-restarts", "1"] if len({*counts}) == 1 else [])
     )
@@ -140,15 +140,15 @@ def killed(plain: Path, out: Path, asked: dict[str, Any], counts: tuple[int, int
         assert "exitcode  : -9" in done.stderr
         done = torchrun(counts[1], {"float64": [[*command, "--resume"]]})
     assert done.returncode == 0, done.stderr
-    assert difference(plain / "mt3-float64", out) < TOLERANCE["float64"]
-    assert metrics(out) == [pytest.approx(line, rel=1e-6) for line in metrics(plain / "mt3-float64")]
+    assert difference(whole, out) < TOLERANCE["float64"]
+    assert metrics(out) == [pytest.approx(line, rel=1e-6) for line in metrics(whole)]
     assert read_run(out)["step"] == STEPS
     assert not list(out.rglob("*.tmp")) + list(out.rglob(".model-*"))
 
 
 def test_a_killed_rank_is_started_again_with_the_others(plain, tmp_path):
     """torchrun starts both again, with the very same command, which goes on by itself."""
-    killed(plain, tmp_path / "run", {"fail": "message", "how": "kill", "rank": 1}, (2, 2))
+    killed(plain, tmp_path / "run", {"fail": "message", "how": "kill", "rank": 1}, (2, 2), "baseline")
 
 
 @pytest.mark.slow
