@@ -38,7 +38,7 @@ def test_a_method_is_what_its_entry_says():
 def test_the_constants_of_the_papers():
     tent, sar = adaptation_named("tent"), adaptation_named("sar")
     for found in (tent, sar):
-        assert (found.steps, found.lr, found.momentum, found.batch) == (1, 0.00025, 0.9, 64)
+        assert (found.steps, found.lr, found.batch) == (1, 0.00025, 64)
         assert (found.layers, found.answer, found.statistics) == ("norm", "first", 1.0)
     assert (tent.radius, tent.reset, sar.radius, sar.reset) == (0.0, "never", 0.05, "low-entropy")
     assert adaptation_named("lame").support == 5
