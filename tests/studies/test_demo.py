@@ -4,7 +4,6 @@ import re
 
 import mt3
 from commands import run
-from mt3.corruptions import PAPER
 from mt3.results.facts import read_evaluation
 from mt3.studies.photos import CORRUPTIONS, JOINT, META
 
@@ -18,13 +17,15 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
     assert code == 0
     photos, digits = printed.split("SHORTENED to 2 steps a training")
     meta = read_evaluation(out / "photos" / "mt3" / "own-alone.json")
-    assert (meta.corruptions, meta.protocol["images"]) == (sorted(CORRUPTIONS, key=PAPER.index), 2)
+    assert (meta.corruptions, meta.protocol["images"]) == (sorted(CORRUPTIONS), 2)
     for line, row in (("MT as it is", "before"), ("MT after a step on an unrelated image", "clean_other")):
         assert re.search(rf"\| {line} +\| +\*?\*?{meta.accuracy(row):.1f}", photos)
     joint = read_evaluation(out / "photos" / "jt" / "own-alone.json")
     assert re.search(rf"\| JT as it is +\| +\*?\*?{joint.accuracy('before'):.1f}", photos)
     found = [read_evaluation(path) for path in (out / "photos").rglob("*.json")]
-    assert f": {max(e.accuracy('after') for e in found):.1f} %" in photos
+    for folder in ("mt3", "jt"):  # each has a verdict of its own
+        best = max(e.accuracy("after") for e in found if e.path.parent.name == folder)
+        assert f": {best:.1f} %" in photos
     assert {e.protocol["model_hash"] for e in found} == {
         read_evaluation(out / "photos" / folder / "own-alone.json").protocol["model_hash"] for folder in ("jt", "mt3")
     }
@@ -43,6 +44,4 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
 
 
 def test_the_models_of_the_demo_come_with_the_package():
-    joint, meta = mt3.load(JOINT), mt3.load(META)
-    assert (joint.name, joint.size) == (meta.name, meta.size)
-    assert joint.adaptation.objective == meta.adaptation.objective == "byol"
+    assert {mt3.load(name).adaptation.objective for name in (JOINT, META)} == {"byol"}

@@ -17,11 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from mt3.support.errors import RankLostError
+from mt3.support.errors import WORD, RankLostError, shown
 from mt3.support.signals import unhandled
 
 VALUES = 16  # numbers that may travel beside the gradients; a rank without a task of its own does not know how many do
 POLL = 0.02  # seconds between two looks at torchrun's store
+MEETING = timedelta(minutes=5)  # within which all ranks have to come
 PATIENCE = timedelta(seconds=5)  # with torchrun's store, when a sentence waits for it
 
 
@@ -75,11 +76,11 @@ def _join(backend: str) -> None:
     The store outlives a restart, and what ranks that are gone have left there would lead the new ones astray: the first
     rank makes a name up, and gives it to those of the others that answer.
     """
-    if os.environ["TORCHELASTIC_USE_AGENT_STORE"] != str(True):  # each attempt has a store of its own
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):  # each attempt has a store of its own
         dist.init_process_group(backend)
         return
     number, count, name = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), secrets.token_hex(8)
-    store = _torchruns_store()
+    store, began = _torchruns_store(), time.monotonic()
     if number:
         store.set(f"mt3/hello/{number}", name)
         name = store.get(f"mt3/welcome/{name}").decode()  # waits for it
@@ -88,13 +89,15 @@ def _join(backend: str) -> None:
         while not store.check([f"mt3/{name}/{other}"]):
             if store.check([f"mt3/hello/{other}"]):  # perhaps of a rank that is gone
                 store.set(f"mt3/welcome/{store.get(f'mt3/hello/{other}').decode()}", name)
+            if time.monotonic() - began > MEETING.total_seconds():
+                raise RuntimeError(f"rank {other} did not come within {MEETING}")
             time.sleep(POLL)
     if number == 0:
         store.delete_key(_said())
     dist.init_process_group(backend, store=PrefixStore(name, store), rank=number, world_size=count)
 
 
-def _torchruns_store(patience: timedelta = timedelta(minutes=5)) -> TCPStore:
+def _torchruns_store(patience: timedelta = MEETING) -> TCPStore:
     return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=patience)
 
 
@@ -135,7 +138,8 @@ def combine(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     if world() == 1:
         return torch.stack(list(values))
     brought = [p.grad is not None for p in parameters]
-    beside = torch.zeros(len(parameters) + VALUES, dtype=parameters[0].dtype, device=parameters[0].device)
+    kind = torch.promote_types(parameters[0].dtype, torch.float32)  # half precision could not hold what is logged
+    beside = torch.zeros(len(parameters) + VALUES, dtype=kind, device=parameters[0].device)
     beside[: len(parameters)] = torch.tensor(brought)
     for place, value in enumerate(values, len(parameters)):
         beside[place] = value
@@ -153,9 +157,10 @@ def _send(collective: Callable[..., Any], *words: Any) -> None:
     try:
         collective(*words)
     except RuntimeError as error:
+        reason = shown((str(error).splitlines() or [""])[0], WORD)
         raise RankLostError(
-            "Another rank of this training ended, and the others cannot go on without it; --resume goes on from the "
-            "last checkpoint, and so does torchrun by itself with --max-restarts."
+            f"Another rank of this training ended, or cannot be reached ({reason}), and the others cannot go on "
+            "without it; --resume goes on from the last checkpoint, and so does torchrun by itself with --max-restarts."
         ) from error
 
 
