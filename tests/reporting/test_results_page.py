@@ -26,7 +26,8 @@ def value_of(command: list[str], option: str) -> Path:
 
 
 def test_make_results_writes_the_pages():
-    names = ("cifar10-cpu-10000", "cifar10-workstation", "cifar10-workstation-held-out", "cifar10-official")
+    stronger = (f"cifar10-workstation{part}" for part in ("", "-step", "-held-out"))
+    names = ("cifar10-cpu-10000", *stronger, "cifar10-official")
     pages = ["RESULTS.md", *(f"results/{name}/README.md" for name in names)]
     assert [value_of(shlex.split(command), "--page").as_posix() for command in COMMANDS] == pages
 
