@@ -42,11 +42,11 @@ ALONG := --stream shift continual mixed correlated
 methods: $(READY)
 	set -e; for model in cifar10-cpu cifar10-supervised; do out=$(METHODS_OUT)/$$model; \
 	  methods="$(STEPPING)"; if [ $$model = cifar10-cpu ]; then methods="own $$methods"; $(EVALUATE) --confidence --out $$out/own.json; fi; \
-	  for method in $$methods; do \
+	  for method in $$methods; do case $$method in tent|sar) batch="--batch 8";; *) batch=;; esac; \
 	    [ $$method = own ] || $(TUNE) --method $$method --out $$out/tuned/$$method.json; \
 	    [ $$method = own ] || $(EVALUATE) --tuned $$out/tuned/$$method.json --out $$out/$$method.json; \
-	    $(TUNE) --method $$method --stream continual --out $$out/tuned/$$method-online.json; \
-	    $(EVALUATE) --tuned $$out/tuned/$$method-online.json $(ALONG) --out $$out/online; \
+	    $(TUNE) --method $$method --stream continual $$batch --out $$out/tuned/$$method-online.json; \
+	    $(EVALUATE) --tuned $$out/tuned/$$method-online.json $(ALONG) $$batch --out $$out/online; \
 	  done; \
 	  $(EVALUATE) --method t3a lame $(ALONG) --out $$out/online; \
 	  $(BIN)/python -m benchmarks methods --model $$model --json $$out/bench.json; \
@@ -61,6 +61,7 @@ results: $(READY)
 	$(BIN)/mt3 report results/cifar10-cpu --published --words results/words/cpu.md --out results/cifar10-cpu/report --page RESULTS.md
 	$(BIN)/mt3 report results/cifar10-cpu-10000 --published --words results/words/cpu-10000.md --out results/cifar10-cpu-10000/report --page results/cifar10-cpu-10000/README.md
 	$(BIN)/mt3 report results/cifar10-workstation --published --words results/words/workstation.md --out results/cifar10-workstation/report --page results/cifar10-workstation/README.md
+	$(BIN)/mt3 report results/cifar10-workstation-step --words results/words/workstation-step.md --out results/cifar10-workstation-step/report --page results/cifar10-workstation-step/README.md
 	$(BIN)/mt3 report results/cifar10-workstation-held-out --words results/words/workstation-held-out.md --out results/cifar10-workstation-held-out/report --page results/cifar10-workstation-held-out/README.md
 	$(BIN)/mt3 report results/cifar10-official --words results/words/official.md --out results/cifar10-official/report --page results/cifar10-official/README.md
 

@@ -34,12 +34,12 @@ def bench_all(rounds: int = 5, scaling: bool = True) -> Iterator[dict[str, Any]]
         yield meta_step.bench(step, rounds, scaling and number == 0)
     for batch in BATCHES:
         yield batch_step.bench(batch, rounds)
+    yield bench_ranks(RANKED, rounds)
     for number, adaptation in enumerate(ADAPTATIONS):
         yield adapt.bench(adaptation, rounds, scaling and number == 0)
     yield bench_methods(load(SHIPPED), METHOD_IMAGES, rounds)
     yield bench_augment(rounds=rounds)
     yield bench_corruptions(load_digits(), rounds=rounds)
-    yield bench_ranks(RANKED, rounds)
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -32,7 +32,7 @@ def bench_service(images: int = 30, rounds: int = 5) -> dict[str, Any]:
         Question("", json.dumps({"images": [base64.b64encode(f.read_bytes()).decode()]}).encode(), frozenset({200}))
         for f in files
     ]
-    with server(DEFAULT_MODEL, "--threads", str(about["threads"])) as (port, _):
+    with server(DEFAULT_MODEL, "--threads", str(about["threads"]), "--seconds", "600") as (port, _):
 
         def at_once() -> None:
             asyncio.run(_all_at_once(port, asked))

@@ -45,7 +45,7 @@ def test_every_target_of_make_is_there():
     assert told <= set(phony.split())
 
 
-@pytest.mark.parametrize("page", [README, ROOT / "docs" / "python.md"])
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "python.md", ROOT / "docs" / "methods.md"])
 def test_python_runs_as_printed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.full((40, 60, 3), 128, np.uint8)).save("photo.png")

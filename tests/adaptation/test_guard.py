@@ -87,6 +87,7 @@ def logits_of(classes: list[int], sure: float = 9.0) -> Tensor:
 
 
 MANY = [0, 1, 2, 3] * 2
+MOVED = {"w": torch.ones(1)}
 
 
 def test_it_watches_the_answers_their_entropy_and_the_objective():
@@ -103,9 +104,11 @@ def test_it_watches_the_answers_their_entropy_and_the_objective():
         (logits_of(MANY), logits_of(MANY), (loss / LEAST - 0.01, loss), True),
         (logits_of(MANY), logits_of(MANY), (loss * torch.nan, loss), True),  # no image was looked at
         (logits_of(MANY) * torch.nan, logits_of(MANY), None, False),
+        (logits_of(MANY) * torch.nan, logits_of(MANY) * torch.nan, None, True),  # the images' fault
     ]
     for logits, reference, losses, fine in cases:
-        assert Guard().check(Watched(logits, reference, losses), {}) == fine
+        assert Guard().check(Watched(logits, reference, losses), MOVED) == fine
+        assert Guard().check(Watched(logits, reference, losses), {})  # there is nothing to go back from
     assert not Guard().check(Watched(logits_of(MANY), logits_of(MANY), None), {"w": torch.tensor([1.0, torch.inf])})
 
 
@@ -113,7 +116,7 @@ def test_its_averages_are_those_of_the_last_images():
     """The weight of an image falls by 1/32 with each later one."""
     guard = Guard()
     for classes in ([0] * 8, [1] * 8, [2, 3] * 4):
-        guard.check(Watched(logits_of(classes), logits_of(classes), None), {})
+        guard.check(Watched(logits_of(classes), logits_of(classes), None), MOVED)
     kept = (1 - 1 / WINDOW) ** 8
     weights = np.array([kept**2, kept, 0.5, 0.5])
     assert guard.sums is not None
@@ -129,12 +132,12 @@ def test_it_goes_back_to_the_last_good_state_then_to_the_start_and_rests():
     assert guard.go_back() == {"w": torch.tensor(7.0)}
     assert (guard.left, guard.rest, guard.returns) == (32, 64, 1)
     for _ in range(3):
-        assert guard.check(fine, {})
+        assert guard.check(fine, MOVED)
     assert (guard.left, guard.good) == (8, {})  # a rest makes no state good
     assert guard.go_back() == {}  # the start
     assert (guard.left, guard.rest, guard.returns) == (64, 128, 2)
     for _ in range(8 + 16):  # the rest, and as long without a return
-        guard.check(fine, {})
+        guard.check(fine, MOVED)
     assert (guard.left, guard.rest) == (0, 64)
 
 

@@ -54,7 +54,7 @@ def test_tent_is_the_published_algorithm(norm, momentum):
 @pytest.mark.parametrize("norm", ["group", "layer"])
 def test_tent_works_with_a_batch_of_one(norm):
     net, images = make_net(norm), make_images(6)
-    want = torch.cat(published_tent(net, images, 1, 0.05, 0.9))
+    want = torch.cat(published_tent(net, images, 1, 0.05, 0.0))
     got = mt3.Adapter(net, "tent", carry="stream", lr=0.05, batch=1)(images)
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
 
@@ -187,6 +187,15 @@ def test_a_models_own_stream_goes_on_with_the_same_bits():
     assert not torch.equal(mt3.Adapter(model, **fields)(images[2:]), want[2:])
 
 
+def test_a_copy_goes_its_own_way():
+    adapter, images = mt3.Adapter(make_net("group"), "tent", carry="stream", lr=0.1, batch=2), make_images(6)
+    adapter(images[:2])
+    other = copy.deepcopy(adapter)
+    want = adapter(images[2:])
+    assert torch.equal(other(images[2:]), want)
+    assert not torch.equal(other(images[2:]), want)
+
+
 def test_the_state_of_another_stream_is_refused():
     net, images = make_net("group"), make_images(4)
     adapter = mt3.Adapter(net, "tent", carry="stream", batch=2)
@@ -196,6 +205,11 @@ def test_the_state_of_another_stream_is_refused():
             other.load_state_dict(adapter.state_dict())
     with pytest.raises(mt3.InputError, match="the same adaptation and seed"):
         adapter.load_state_dict(net.state_dict())
+    guarded = mt3.Adapter(net, "tent", carry="stream", reset="guard")
+    for name in ("seen", "guard/numbers"):
+        damaged = {key: t for key, t in guarded.state_dict().items() if key != name}
+        with pytest.raises(mt3.InputError, match="a whole state of a stream, got one without seen, guard/numbers"):
+            guarded.load_state_dict(damaged)
     larger = Net("group")
     larger.norm1 = nn.GroupNorm(1, 6, affine=False)
     with pytest.raises(mt3.InputError, match=r"a stream of this network, got other values for .*norm1\.weight"):
@@ -246,12 +260,13 @@ class Slow(Net):
 def test_a_second_call_at_the_same_time_is_refused():
     net, images = Slow().eval(), make_images(2)
     adapter = mt3.Adapter(net, "tent", carry="stream")
+    state = adapter.state_dict()
     net.gates += [threading.Event(), threading.Event()]
     thread = threading.Thread(target=adapter, args=(images,))
     thread.start()
     try:
         assert net.gates[0].wait(20)
-        for ask in (lambda: adapter(images), adapter.reset, lambda: adapter.load_state_dict(adapter.state_dict())):
+        for ask in (lambda: adapter(images), adapter.reset, adapter.state_dict, lambda: adapter.load_state_dict(state)):
             with pytest.raises(
                 mt3.InputError, match="is answering another call; wait for it, or make an adapter for each"
             ):

@@ -246,16 +246,16 @@ def test_everything_goes_into_one_file(quick, tmp_path, capsys):
     assert [r["benchmark"] for r in written["results"]] == [
         "meta-step",
         "batch-step",
+        "ranks",
         "adapt",
         "methods",
         "augment",
         "corruptions",
-        "ranks",
     ]
     assert (
         out == "".join(f"{everything.summary(r)}\n\n" for r in written["results"]) + f"wrote {tmp_path / 'all.json'}\n"
     )
-    for result in (written["results"][0], written["results"][2]):
+    for result in (written["results"][0], written["results"][3]):
         assert result["candidates"][0]["name"] == "mt3"
         assert {"plain", "mt3 bfloat16"} <= {c["name"] for c in result["candidates"]}
         for candidate in result["candidates"]:

@@ -1,5 +1,7 @@
 """The test-time methods by name: what the other rooms rely on."""
 
+from pathlib import Path
+
 import pytest
 
 from mt3.config.adaptation import Adaptation
@@ -11,6 +13,8 @@ from mt3.support.errors import InputError
 def test_the_names():
     wanted = ["own", "mt3", "ttt", "tent", "memo", "memo-augmix", "sar", "norm", "norm-mixed", "t3a", "lame", "average"]
     assert list(RIVALS) == wanted
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    assert all(f"`{name}`" in page for name in wanted)
     for name in ("own", "mt3", "ttt"):
         assert adaptation_named(name) is None
     assert adaptation_named("memo") == Adaptation("marginal-entropy", lr=0.005, clip=None, views=32)
@@ -34,7 +38,7 @@ def test_a_method_is_what_its_entry_says():
 def test_the_constants_of_the_papers():
     tent, sar = adaptation_named("tent"), adaptation_named("sar")
     for found in (tent, sar):
-        assert (found.steps, found.lr, found.momentum, found.batch) == (1, 0.00025, 0.9, 64)
+        assert (found.steps, found.lr, found.batch) == (1, 0.00025, 64)
         assert (found.layers, found.answer, found.statistics) == ("norm", "first", 1.0)
     assert (tent.radius, tent.reset, sar.radius, sar.reset) == (0.0, "never", 0.05, "low-entropy")
     assert adaptation_named("lame").support == 5

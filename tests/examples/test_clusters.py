@@ -148,7 +148,7 @@ def test_a_training_is_torchruns(tmp_path):
     words = done.stdout.splitlines()
     assert words[:5] == ["torchrun", "--nnodes", "2", "--nproc-per-node", "4"]
     assert words[words.index("--rdzv-endpoint") + 1] == "node4:20007"
-    assert words[-7:] == ["-m", "mt3", "reproduce", "--out", "a b", "--job", "x/train"]
+    assert words[-8:] == ["-m", "--", "mt3", "reproduce", "--out", "a b", "--job", "x/train"]
 
 
 @pytest.mark.parametrize(("code", "again"), [(143, True), (0, False)])
@@ -173,7 +173,7 @@ def test_manifests_are_of_their_kinds():
     assert (train["apiVersion"], train["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
     worker = train["spec"]["pytorchReplicaSpecs"]["Worker"]
     (container,) = worker["template"]["spec"]["containers"]
-    assert (container["name"], container["command"]) == ("pytorch", ["torchrun", "-m", "mt3"])
+    assert (container["name"], container["command"]) == ("pytorch", ["torchrun", "-m", "--", "mt3"])
     assert train["spec"]["elasticPolicy"]["maxReplicas"] == worker["replicas"]
     assert str(container["resources"]["limits"]["nvidia.com/gpu"]) == train["spec"]["nprocPerNode"]
     assert (evaluate["apiVersion"], evaluate["kind"], report["kind"]) == ("batch/v1", "Job", "Job")

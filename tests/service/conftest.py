@@ -15,7 +15,7 @@ from serving import served
 
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
-    with served() as address:
+    with served(seconds=600.0, streams=1000) as address:  # a busy machine is slow, and some tests begin many streams
         yield address
 
 

@@ -43,7 +43,7 @@ def alone(model: mt3.MT3Model, image: np.ndarray, options: dict) -> dict:
 def test_answers_in_stacks_are_those_of_an_adapter_alone(questions):
     model = served_model()
     weights = {name: p.clone() for name, p in model.named_parameters()}
-    with served(model, wait=0.05) as url:
+    with served(model, wait=0.05, seconds=600.0) as url:
         answers = ask_all(url, questions)
         metrics = ask(f"{url}/metrics")[1].decode()
     for answer, (image, _, options) in zip(answers, questions, strict=True):
@@ -60,7 +60,7 @@ def test_answers_in_stacks_are_those_of_an_adapter_alone(questions):
 
 def test_answers_with_stacks_of_one_are_equal_to_the_bit(questions):
     model = served_model()
-    with served(model, stack=1) as url:
+    with served(model, stack=1, seconds=600.0) as url:
         answers = ask_all(url, questions)
     for answer, (image, _, options) in zip(answers, questions, strict=True):
         assert answer == {"image": "image 1", "converted": []} | alone(model, image, options)
@@ -82,7 +82,7 @@ def test_one_image_whose_answer_is_not_finite_spoils_no_other(questions, monkeyp
 
     model = served_model()
     monkeypatch.setattr(engine, "predict", fragile)
-    with served(model, wait=0.2) as url, ThreadPoolExecutor(3) as pool:
+    with served(model, wait=0.2, seconds=600.0) as url, ThreadPoolExecutor(3) as pool:
         files = [questions[0][1], engine.png(black), questions[6][1]]
         asked = [pool.submit(ask, f"{url}/predict", {"images": [encoded(file)]}) for file in files]
         got = [future.result() for future in asked]

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import load, service
 from mt3.support.errors import InputError
-from serving import served_model
+from serving import served, served_model
 
 
 def test_a_short_load_is_borne(tmp_path):
@@ -22,11 +22,10 @@ def test_a_short_load_is_borne(tmp_path):
     assert "wrong or crossed answers: 0" in load.load_summary(result)
 
 
-def test_every_broken_upload_is_refused_as_it_should_be(tmp_path):
-    served_model().save_pretrained(tmp_path / "model")
-    with load.server(str(tmp_path / "model"), "--body-seconds", "1") as (port, _):
+def test_every_broken_upload_is_refused_as_it_should_be():
+    with served(body_seconds=1.0) as url:
         for question in load.broken():
-            status, answer = asyncio.run(load.exchange(port, question))
+            status, answer = asyncio.run(load.exchange(int(url.rsplit(":")[-1]), question))
             assert load.judge(question, status, answer) == ""
             assert status not in (200, 429)
 

@@ -31,7 +31,7 @@ WIDE, NARROW = (1180, 1000), (390, 844)
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[str]:
-    with served(mt3.load(DEFAULT_MODEL), DEFAULT_MODEL) as address:
+    with served(mt3.load(DEFAULT_MODEL), DEFAULT_MODEL, seconds=600.0) as address:
         yield address
 
 

@@ -1,9 +1,11 @@
 """The service asked for all that its description allows, and for what it does not: it never fails."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from mt3.service.app import PATHS
-from serving import ask
+from serving import ask, served
 
 schemathesis = pytest.importorskip("schemathesis", reason="asking by the description needs schemathesis")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
@@ -16,6 +18,13 @@ NOT_DESCRIBED = [CHECKS.get_one(name) for name in ("positive_data_acceptance", "
 WRONG = [path for path, (method, _) in PATHS.items() if method == "POST"]  # what can be asked in a wrong way
 KINDS = [(path, GenerationMode.POSITIVE) for path in PATHS] + [(path, GenerationMode.NEGATIVE) for path in WRONG]
 FEW, MANY = 8, 100  # requests of each kind
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server of its own, since streams that are opened here stay open."""
+    with served(seconds=600.0) as address:
+        yield address
 
 
 def ask_for_anything(url: str, path: str, mode: GenerationMode, count: int) -> None:

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import mt3
 from commands import run
 from mt3.cli.main import main
 from small_study import FIELDS, SHORT, contents, words
@@ -194,3 +196,19 @@ def test_xargs_runs_the_shards(tmp_path, whole, with_mt3):
         assert (folder / name).read_bytes() == (whole / "mt3" / "seed-0" / name).read_bytes()
     assert done.stdout.count("wrote ") == 1  # the one that merges has a summary
     assert done.stdout.count("is done; ") == 2  # the others a line
+
+
+@pytest.mark.slow
+def test_torchrun_trains_a_job(tmp_path, whole):
+    """Two ranks, of which one speaks and writes; the start is there."""
+    out = tmp_path / "jobs"
+    shutil.copytree(whole / "mt3" / "seed-0" / "start", out / "mt3" / "seed-0" / "start")
+    words = [*few(out), "--job", "mt3/seed-0/train"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--", "mt3", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{out / 'mt3' / 'seed-0'} is trained\n"
+    alone, ranks = (mt3.load(folder / "mt3" / "seed-0").state_dict() for folder in (whole, out))
+    for name, weights in alone.items():
+        torch.testing.assert_close(ranks[name], weights, rtol=1e-4, atol=1e-5)
+    assert not (out / "mt3" / "seed-0" / "progress.json").exists()

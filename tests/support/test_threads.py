@@ -155,7 +155,7 @@ def test_a_forked_process_starts_threads_of_its_own():
 
 
 def test_an_error_in_a_thread_reaches_the_caller_and_ends_the_others():
-    done = []
+    done, before = [], threading.active_count()
 
     def work(item):
         if item == 2:
@@ -166,7 +166,7 @@ def test_an_error_in_a_thread_reaches_the_caller_and_ends_the_others():
     with pytest.raises(ValueError, match="item 2"):
         list(side_by_side(work, range(100), 2))
     assert len(done) < 10
-    assert threading.active_count() < 10
+    assert threading.active_count() <= before + 2  # the two that are kept
 
 
 def test_threads_are_the_cores_that_torch_may_use():

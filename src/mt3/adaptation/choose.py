@@ -60,6 +60,8 @@ def choose_network(model: Any, adaptation: Adaptation, wrapping: Wrapping) -> Ne
         if wrapping != (None, None, None):
             raise InputError("An MT3Model knows its normalisation, size and class layer; leave these out.")
         network: Network = model
+        if isinstance(model, Plain) and adaptation.rule in NO_GRADIENT:
+            network = add_objective(model.module, None, normalisation=model.normalisation, size=model.size)
     elif adaptation.rule in NO_GRADIENT:
         normalisation, size, features = wrapping
         network = add_objective(model, None, features, normalisation=normalisation, size=size)

@@ -17,7 +17,7 @@ from mt3.objectives.entropy import entropy
 
 WINDOW = 32  # images that the averages look back on, that make a state good, and that the first rest is long
 LEAST = 0.8  # of the unadapted model's: the share that must be left
-STATE, GOOD = "guard/", "good/"
+NUMBERS, SUMS, GOOD = "guard/numbers", "guard/sums", "good/"
 
 
 class Watched(NamedTuple):
@@ -38,9 +38,8 @@ class Guard:
         self._begin()
 
     def _begin(self) -> None:
-        self.sums: Tensor | None = (
-            None  # of both models: shares of the classes, entropies, objectives and their weights
-        )
+        # of both models, weighted: the shares of the classes, the entropy, its weight, the objective, its weight
+        self.sums: Tensor | None = None
         self.since = self.calm = 0  # images since the last good state, and without a return
 
     def check(self, watched: Watched, params: Params) -> bool:
@@ -48,6 +47,8 @@ class Guard:
         count = len(watched.logits)
         resting = self.left > 0
         self.left = max(0, self.left - count)
+        if not params or not watched.reference.isfinite().all():  # nothing to go back from, or to compare with
+            return True
         finite = torch.stack([t.isfinite().all() for t in (watched.logits, *params.values())]).all()
         if not finite or self._fails(watched):
             return False
@@ -84,13 +85,13 @@ class Guard:
 
     def state_dict(self) -> dict[str, Tensor]:
         numbers = (self.returns, self.rest, self.left, self.since, self.calm)
-        state = {STATE + "numbers": torch.tensor(numbers)} | {GOOD + name: p.clone() for name, p in self.good.items()}
-        return state if self.sums is None else state | {STATE + "sums": self.sums.clone()}
+        state = {NUMBERS: torch.tensor(numbers)} | {GOOD + name: p.clone() for name, p in self.good.items()}
+        return state if self.sums is None else state | {SUMS: self.sums.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        self.returns, self.rest, self.left, self.since, self.calm = state[STATE + "numbers"].tolist()
+        self.returns, self.rest, self.left, self.since, self.calm = state[NUMBERS].tolist()
         self.good = {n.removeprefix(GOOD): p.to(device).clone() for n, p in state.items() if n.startswith(GOOD)}
-        self.sums = state[STATE + "sums"].to(device).clone() if STATE + "sums" in state else None
+        self.sums = state[SUMS].to(device).clone() if SUMS in state else None
 
 
 def _facts(logits: Tensor) -> Tensor:

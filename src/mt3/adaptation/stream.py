@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mt3.adaptation.choose import images_in_pass, objective_of
-from mt3.adaptation.guard import Guard, Watched
+from mt3.adaptation.guard import NUMBERS, Guard, Watched
 from mt3.adaptation.memory import check_memory
 from mt3.adaptation.rules import (
     Supports,
@@ -31,7 +31,7 @@ from mt3.models.call import Network, Params, call, call_together, parameters_of
 from mt3.models.classifier import MT3Model
 from mt3.objectives.augment import as_float
 from mt3.objectives.objective import Outputs, Views
-from mt3.support.errors import InputError
+from mt3.support.errors import InputError, name_list
 
 LOW_ENTROPY = 0.2  # SAR: "e_0 = 0.2", the moving average of the entropy below which the model starts anew
 KEPT = 0.9  # of that moving average at each step
@@ -82,6 +82,14 @@ class Stream:
         with self._alone():
             self._start()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy takes over; the lock is its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_busy"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._busy = threading.Lock()
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         if not self._busy.acquire(blocking=False):
@@ -126,7 +134,7 @@ class Stream:
         assert self.guard is not None
         reference, losses = self._logits({}, images, 0.0), None
         if self.guard.left:
-            logits = self._logits(self.params, images)
+            logits = self._logits(self.params, images) if self.params else reference
         else:
             logits, loss, views = self._step(images)
             losses = (loss, self._own_loss(views, reference))
@@ -182,20 +190,24 @@ class Stream:
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that the stream depends on besides the model."""
-        state = {PARAMS + name: p.clone() for name, p in self.params.items()}
-        state |= {"seen": torch.tensor(self.seen), MARK: self._mark()}
-        if self.entropy is not None:
-            state[AVERAGE] = self.entropy.clone()
-        if self.guard is not None:
-            state |= self.guard.state_dict()
-        if self.supports is not None:
-            state |= {SUPPORTS + name: t.clone() for name, t in self.supports._asdict().items()}
+        with self._alone():
+            state = {PARAMS + name: p.clone() for name, p in self.params.items()}
+            state |= {"seen": torch.tensor(self.seen), MARK: self._mark()}
+            if self.entropy is not None:
+                state[AVERAGE] = self.entropy.clone()
+            if self.guard is not None:
+                state |= self.guard.state_dict()
+            if self.supports is not None:
+                state |= {SUPPORTS + name: t.clone() for name, t in self.supports._asdict().items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the stream of this state was."""
         if MARK not in state or not torch.equal(torch.as_tensor(state[MARK]).cpu(), self._mark()):
             raise InputError("Expected the state of a stream with the same adaptation and seed, got another.")
+        needed = ["seen"] if self.guard is None else ["seen", NUMBERS]
+        if not all(isinstance(state.get(name), Tensor) for name in needed):
+            raise InputError(f"Expected a whole state of a stream, got one without {name_list(needed)}; save it again.")
         like, device = dict(self.model.named_parameters()), self.model.device
         params = {name.removeprefix(PARAMS): p for name, p in state.items() if name.startswith(PARAMS)}
         for name, p in params.items():

@@ -111,21 +111,24 @@ def tune_command(args: argparse.Namespace) -> None:
 def tuning_summary(tuned: dict[str, Any]) -> str:
     """The grid with its accuracies, the choice marked, and whether it is better than the model as it is."""
     from mt3.results.statistics import Difference
-    from mt3.results.tables import Cell, Line, Table, markdown
+    from mt3.results.tables import DASH, Cell, Line, Table, markdown
 
     fields = list(tuned["choice"])
     lines = []
     for point in tuned["points"]:
-        gain = Difference(*point["gain"])
         chosen = all(point[name] == tuned["choice"][name] for name in fields)
         cells = [Cell(point[name], digits=None) for name in fields[1:]]
-        cells += [Cell(point["accuracy"], best=chosen), Cell(gain.mean, interval=gain[1:], signed=True)]
+        if point["gain"] is None:
+            cells += [Cell(text="not finite"), DASH]
+        else:
+            gain = Difference(*point["gain"])
+            cells += [Cell(point["accuracy"], best=chosen), Cell(gain.mean, interval=gain[1:], signed=True)]
         lines.append(Line(f"{fields[0]} {point[fields[0]]:g}", tuple(cells)))
     columns = (*fields[1:], "accuracy", "gain")
     table = markdown(Table("tuning", "Tuning", tuned["method"], columns, tuple(lines)))
     images = tuned["images"]
     words = f"as it is {tuned['unadapted']:.1f} %; {images['images']} images from number {images['first']} on, under "
     words += f"{name_list(images['corruptions'])}; chosen, in bold: {tuned['rule']}"
-    if all(point["accuracy"] <= tuned["unadapted"] for point in tuned["points"]):
+    if all((point["accuracy"] or 0) <= tuned["unadapted"] for point in tuned["points"]):
         words += ". NO setting is above the model as it is."
     return f"{table}\n\n{words}"

@@ -50,10 +50,11 @@ def evaluate(
     for name in asked:
         if name not in ASKED:
             raise InputError(one_of("field of an evaluation", name, (*ASKED, *FIELDS, *Wrapping._fields)))
-    name = _name(model, method)
     if isinstance(asked.get("tuned"), str | Path):
         asked["tuned"] = read_tuned(Path(asked["tuned"]))
-        replaced = with_choice(asked["tuned"], name, replaced)
+        method = asked["tuned"]["method"] if method is None else method
+        replaced = with_choice(asked["tuned"], _name(model, method), replaced)
+    name = _name(model, method)
     adaptation = settle(model, method or "own", asked.get("stream"), replaced) if adapt else None
     if adaptation is None and adapt and not isinstance(model, MT3Model):
         raise InputError("This network has no way of its own to adapt; give a method, such as 'tent', or adapt=False.")

@@ -14,12 +14,8 @@ from mt3.objectives.registry import get_objective
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import read_json
 
-ALONE: dict[str, Any] = {
-    "carry": "image",
-    "batch": 1,
-    "answer": "after",
-    "reset": "never",
-}  # what each image by itself leaves
+# what there is no choice of where each image is adapted to by itself
+ALONE: dict[str, Any] = {"carry": "image", "batch": 1, "answer": "after", "reset": "never"}
 TUNED = ("lr", "steps", "views")  # what `mt3 tune` chooses
 EVIDENCE = ("method", "stream", "rule", "choice", "images", "model_hash", "points")
 
@@ -82,8 +78,8 @@ def read_tuned(path: Path) -> dict[str, Any]:
 
 
 def with_choice(tuned: Mapping[str, Any], method: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with what a tuning chose; refuses another method, and a second word on what was chosen."""
-    if method_name(method) != tuned["method"]:
+    """The fields with what a tuning of this method chose; refuses another's, and a second word on what was chosen."""
+    if method != tuned["method"]:
         raise InputError(f"{tuned['file']} is a tuning of {tuned['method']}, not of {method}; give its own.")
     twice = [name for name in fields if name in tuned["choice"]]
     if twice:

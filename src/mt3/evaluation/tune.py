@@ -9,22 +9,21 @@ from typing import Any
 from mt3.config.adaptation import Adaptation
 from mt3.corruptions import HELD_OUT
 from mt3.evaluation.evaluate import evaluate
+from mt3.evaluation.predict import NOT_FINITE
 from mt3.evaluation.protocol import Protocol, TestImages
 from mt3.evaluation.settle import TUNED
 from mt3.models.call import Network
 from mt3.objectives.registry import get_objective
 from mt3.results.facts import TUNING, Evaluation
-from mt3.results.statistics import Z95
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import check_can_write, write_json
 
-FACTORS = (0.1, 0.3, 1.0, 3.0)  # of the method's learning rate, where none are given
+FACTORS = (0.1, 1.0, 10.0, 100.0)  # of the method's learning rate, which may be made for another network
 STEPS = (1, 3)
 VIEWS = (8, 32)
-RULE = (
-    "of the settings whose accuracy is within one standard error of the best, paired over images, the one with the "
-    "smallest learning rate times steps, then the fewest views"
-)
+RULE = "the highest accuracy; of equal ones the smallest learning rate times steps, then the fewest views"
+
+Point = tuple[dict[str, Any], Evaluation]  # a setting, and what it gave
 
 
 @dataclass(frozen=True)
@@ -76,43 +75,50 @@ def tune(model: Network, images: TestImages, protocol: Protocol, grid: Grid, out
         raise InputError(f"Expected a name ending in .json for the choice, got {out}.")
     assert protocol.adaptation is not None
     check_can_write(out)
-    found: list[tuple[dict[str, Any], Evaluation]] = []
+    found: list[Point] = []
+    failed = []
     for point in grid.points():
         asked = replace(protocol, adaptation=replace(protocol.adaptation, **point), sweep=True, label=TUNING)
         name = "-".join(f"{field}{value:g}" for field, value in point.items())
-        found.append((point, evaluate(model, images, asked, out.with_suffix("") / f"{name}.json")))
-    tuned = _tuned(found)
+        try:
+            found.append((point, evaluate(model, images, asked, out.with_suffix("") / f"{name}.json")))
+        except InputError as error:
+            if str(error) != NOT_FINITE:
+                raise
+            failed.append(point)  # too large a step, which is a result, too
+    if not found:
+        raise InputError("No setting of the grid gives answers that are finite; lower --lr.")
+    tuned = _tuned(found, failed)
     write_json(out, {"tuned": tuned})
     return tuned
 
 
-def choose(found: Sequence[tuple[dict[str, Any], Evaluation]]) -> int:
-    """The number of the point that `RULE` names."""
-    best = max((e for _, e in found), key=lambda e: e.accuracy())
-    near = []
-    for number, (point, e) in enumerate(found):
-        difference = e.minus(best)
-        error = (difference.high - difference.low) / (2 * Z95)
-        if e is best or -difference.mean <= error:
-            size = point.get("lr", 1.0) * point.get("steps", 1)
-            near.append((size, point.get("views", 1), point.get("steps", 1), number))
-    return min(near)[-1]
+def choose(found: Sequence[Point]) -> dict[str, Any]:
+    """The setting that `RULE` names."""
+
+    def place(one: Point) -> tuple[float, ...]:
+        point, evaluation = one
+        size = point.get("lr", 1.0) * point.get("steps", 1)
+        return -evaluation.accuracy(), size, point.get("views", 1), point.get("steps", 1)
+
+    return min(found, key=place)[0]
 
 
-def _tuned(found: Sequence[tuple[dict[str, Any], Evaluation]]) -> dict[str, Any]:
-    """The choice, and all that it rests on."""
+def _tuned(found: Sequence[Point], failed: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The choice, and all that it rests on; settings that failed have no accuracy."""
     first = found[0][1].protocol
     points = []
     for point, e in found:
         gain = e.gain()
         numbers = {"accuracy": e.accuracy(), "gain": list(gain), "file": e.path.name}
         points.append({**point, **numbers})
+    points += [{**point, "accuracy": None, "gain": None, "file": None} for point in failed]
     images = {name: first[name] for name in ("data", "source", "corruptions", "severities", "first", "images", "seed")}
     return {
         "method": first.get("method", "own"),
         "stream": first.get("stream", {}).get("kind"),
         "rule": RULE,
-        "choice": found[choose(found)][0],
+        "choice": choose(found),
         "unadapted": found[0][1].accuracy("before"),
         "images": images,
         "model_hash": first["model_hash"],

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mt3.models.classifier import check_normalisation, names_to_adapt, normalise
-from mt3.networks.foreign import Foreign
+from mt3.networks.foreign import Foreign, Pooled
 from mt3.objectives.augment import as_float
 from mt3.objectives.objective import Objective, Outputs
 from mt3.support.errors import InputError
@@ -31,6 +31,12 @@ class Plain(nn.Module):
         self.normalisation = None if normalisation is None else check_normalisation(normalisation)
         self.backbone = Foreign(module, size)  # its features are the logits
         self.num_classes = self.backbone.features
+
+    @property
+    def module(self) -> nn.Module:
+        """The classifier that was given."""
+        assert isinstance(self.backbone.early, Pooled)
+        return self.backbone.early.module
 
     def outputs(self, images: Tensor, heads: bool = True) -> Outputs:
         """The logits alone."""

@@ -198,11 +198,12 @@ class Evaluation:
         high, low = (self.per_image(row, corruption, severity) for row in GAINS[name])
         return statistics.paired_interval(100.0 * (high - low))
 
-    def minus(self, other: "Evaluation", row: str = "after") -> Difference:
-        """The paired difference of one row from that of another evaluation of the same images, in the same order."""
+    def minus(self, other: "Evaluation", row: str = "after", others: str | None = None) -> Difference:
+        """The paired difference of a row from one of another evaluation of the same images, in the same order."""
+        others = row if others is None else others
         if self.way != PER_IMAGE:
-            return self._along(self.answers(row), other.answers(row), self.positions())
-        return statistics.paired_interval(100.0 * (self.per_image(row) - other.per_image(row)))
+            return self._along(self.answers(row), other.answers(others), self.positions())
+        return statistics.paired_interval(100.0 * (self.per_image(row) - other.per_image(others)))
 
     def _along(self, high: list[Answers], low: list[Answers], places: list[Positions]) -> Difference:
         """The difference of answers along a stream, with its interval by blocks."""

@@ -42,6 +42,7 @@ class Batcher:
     ) -> None:
         self.stack, self.wait, self.queue, self.patience, self.note = stack, wait, queue, patience, note
         self._pace = 0.0  # seconds of an item, a moving average
+        self._running = 0  # items of the group that is being computed
         self._waiting: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -60,7 +61,7 @@ class Batcher:
                 raise Refused(503, "The server is shutting down; try again in a moment.", 5)
             if len(self._waiting) + len(jobs) > self.queue:
                 raise Refused(429, f"{len(self._waiting)} images wait already, of {self.queue}; try again later.", 2)
-            ahead = len(self._waiting) * self._pace
+            ahead = (len(self._waiting) + self._running) * self._pace
             if ahead > self.patience:
                 sentence = f"Those who wait already will take about {ahead:.0f} seconds; try again later."
                 raise Refused(429, sentence, math.ceil(ahead / 2))
@@ -84,6 +85,7 @@ class Batcher:
     def _take(self) -> list[_Job]:
         """The next group; none when all is finished."""
         with self._changed:
+            self._running = 0
             while not self._waiting:
                 if self._closing:
                     return []
@@ -95,6 +97,7 @@ class Batcher:
                     break
                 self._changed.wait(left)
             group = self._alike(first)[: self.stack]
+            self._running = len(group)
             taken = set(map(id, group))
             self._waiting = deque(job for job in self._waiting if id(job) not in taken)
             return group

@@ -13,6 +13,7 @@ import mt3
 from mt3.adaptation.rules import Supports, add_supports, neighbours_of, prototype_logits, smooth
 from mt3.adaptation.views import image_generator
 from mt3.config.rivals import RIVALS
+from mt3.models.plain import Plain
 from mt3.objectives.augment import crop_and_flip
 from mt3.objectives.augmix import augmix
 from rivals import make_images, make_net
@@ -266,6 +267,8 @@ def test_lame_on_a_network_by_hand():
         y = softmax(np.log(p) + affinity @ y)
     np.testing.assert_allclose(got, y, atol=1e-3)
     assert np.abs(y - p).max() > 0.02
+    wrapped = mt3.Adapter(Plain(net), "lame", batch=9, support=2)
+    np.testing.assert_allclose(wrapped(images).softmax(1), got, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["tent", "memo", "memo-augmix", "sar", "average", "t3a"])
