@@ -267,7 +267,7 @@ def test_everything_goes_into_one_file(quick, tmp_path, capsys):
         assert result["machine"]["threads"] == 1
         assert [entry["value"] for entry in result["scaling"]] == [1, 2]
         assert ["ratio" in entry for entry in result["scaling"]] == [True, False]
-    (loop,) = [c for c in written["results"][2]["candidates"] if c["name"] == "mt3 loop"]
+    (loop,) = [c for c in written["results"][3]["candidates"] if c["name"] == "mt3 loop"]
     assert loop["logits_error"] < adapt.CLOSE
     step = written["results"][0]
     assert step["setting"] == {
