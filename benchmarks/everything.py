@@ -13,6 +13,7 @@ from mt3.models.store import load
 
 SHIPPED, METHOD_IMAGES = "cifar10-cpu", 16
 META_STEPS = (meta_step.Setting(), meta_step.Setting(width=8, depth=8))  # the first one with its growth
+RANKED = meta_step.Setting(width=8, depth=8)
 BATCHES = (batch_step.Setting(), batch_step.Setting(width=32))
 ADAPTATIONS = (adapt.Setting(), adapt.Setting(width=8, depth=8, images=256))
 
@@ -33,7 +34,7 @@ def bench_all(rounds: int = 5, scaling: bool = True) -> Iterator[dict[str, Any]]
         yield meta_step.bench(step, rounds, scaling and number == 0)
     for batch in BATCHES:
         yield batch_step.bench(batch, rounds)
-    yield bench_ranks(META_STEPS[-1], rounds)
+    yield bench_ranks(RANKED, rounds)
     for number, adaptation in enumerate(ADAPTATIONS):
         yield adapt.bench(adaptation, rounds, scaling and number == 0)
     yield bench_methods(load(SHIPPED), METHOD_IMAGES, rounds)

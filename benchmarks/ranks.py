@@ -163,3 +163,4 @@ def ranks_summary(result: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     serve(Setting(**json.loads(sys.argv[1])))
+    ranks.leave(0)

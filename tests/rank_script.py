@@ -78,4 +78,4 @@ def train(kind: str, words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(json.loads(sys.argv[1])))
+    ranks.leave(run(json.loads(sys.argv[1])))

@@ -11,7 +11,19 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import adapt, augment, batch_step, corruptions, everything, floor, growth, meta_step, methods, peers
+from benchmarks import (
+    adapt,
+    augment,
+    batch_step,
+    corruptions,
+    everything,
+    floor,
+    growth,
+    meta_step,
+    methods,
+    peers,
+    ranks,
+)
 from benchmarks.commands import make_parser
 from benchmarks.corruptions import bench_corruptions, corruptions_summary
 from benchmarks.timing import alternate, compared
@@ -167,6 +179,29 @@ def quick(monkeypatch):
     monkeypatch.setattr(everything, "BATCHES", (BATCH,))
     monkeypatch.setattr(everything, "load", lambda name: tiny_model())
     monkeypatch.setattr(everything, "METHOD_IMAGES", 2)
+    monkeypatch.setattr(everything, "RANKED", STEP)
+    monkeypatch.setattr(ranks, "Steps", RankSteps)
+
+
+class RankSteps:
+    """Stands for processes: a rank costs a tenth of the processor's time, messages a twentieth of a step of four."""
+
+    def __init__(self, setting, count, held):
+        self.told, self.costs = [], {"step": 4.0, "processor": 1 + 0.1 * count, "waiting": 1.0, "messages": 0.2}
+
+    def __call__(self):
+        self.told.append(self.costs)
+
+
+def test_what_ranks_cost_follows_from_the_times(quick):
+    result = ranks.bench_ranks(STEP, rounds=2)
+    assert result["overhead"]["of the processor"]["median"] == pytest.approx(1.1)
+    assert result["shares"] == {
+        "waiting": {"median": 0.25, "min": 0.25, "max": 0.25},
+        "messages": {"median": 0.05, "min": 0.05, "max": 0.05},
+    }
+    assert result["message_bytes"] == 4 * result["parameters"]
+    assert "5.0 % (5.0..5.0) of their time goes to messages" in ranks.ranks_summary(result)
 
 
 def tiny_model() -> MT3Model:

@@ -6,11 +6,12 @@ everything on CPUs, by Gloo, which notices at once that a process has ended.
 
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -189,3 +190,14 @@ def may_speak() -> bool:
 def _said() -> str:
     """Where the store counts who has spoken in this attempt."""
     return f"mt3/said/{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+
+
+def leave(code: int) -> NoReturn:
+    """End this process without Python's own clearing up: a thread of Gloo's that lets go of a tensor then aborts it.
+
+    In torch 2.13 that happened in 8 of 12 tries without `destroy_process_group`, and once with it; torchrun would
+    take it for a failure, and start a finished training again.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
