@@ -155,6 +155,6 @@ def test_weights_are_taken_over_from_a_run_with_the_same_module(tmp_path):
     for name, p in source.backbone.named_parameters():
         assert torch.equal(state.model.backbone.get_parameter(name), p)
     with pytest.raises(mt3.InputError, match=r"differs from this run's at early\.module\.0\.bias; give both the same"):
-        take_weights(mt3.MT3Model(nn.Sequential(nn.Conv2d(3, 8, 3)), 2), source, "run")
+        take_weights(mt3.MT3Model(nn.Sequential(nn.Conv2d(3, 8, 3)), 2), source, "run", torch.Generator())
     with pytest.raises(mt3.InputError, match="in the groups of its norms"):
-        take_weights(mt3.MT3Model(ConvNet(lambda c: nn.GroupNorm(4, c)), 2), source, "run")
+        take_weights(mt3.MT3Model(ConvNet(lambda c: nn.GroupNorm(4, c)), 2), source, "run", torch.Generator())

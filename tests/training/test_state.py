@@ -4,9 +4,12 @@ import pytest
 import torch
 
 import mt3
+from mt3.objectives.augment import seeded_generator
 from mt3.support.errors import InputError
 from mt3.training.state import make_state, take_weights
 from trainings import small_config, train_small
+
+DRAWN = torch.Generator().manual_seed(0)  # not used where nothing is widened
 
 
 def test_a_start_gives_what_fits(tmp_path, digits):
@@ -18,9 +21,39 @@ def test_a_start_gives_what_fits(tmp_path, digits):
     for name in own:
         assert torch.equal(own[name], given[name] if name in given else random[name]), name
     with pytest.raises(InputError, match="give both the same"):
-        take_weights(mt3.MT3Model("resnet8x8"), source, "source")
+        take_weights(mt3.MT3Model("resnet8x16"), source, "source", DRAWN)
     for own, other in ((8, 14), (14, 8)):
         with pytest.raises(InputError, match="give both the same"):
-            take_weights(mt3.MT3Model(f"resnet{own}x4"), mt3.MT3Model(f"resnet{other}x4"), "other")
+            take_weights(mt3.MT3Model(f"resnet{own}x4"), mt3.MT3Model(f"resnet{other}x4"), "other", DRAWN)
     with pytest.raises(InputError, match="in the groups of its norms"):
-        take_weights(mt3.MT3Model("resnet8x4"), mt3.MT3Model("resnet8x4g1"), "other")
+        take_weights(mt3.MT3Model("resnet8x4"), mt3.MT3Model("resnet8x4g1"), "other", DRAWN)
+
+
+@pytest.mark.parametrize("hidden", [0, 16])
+def test_a_start_of_half_the_width_gives_the_same_answers(hidden):
+    source, wide = (mt3.MT3Model(f"resnet14x{width}", 10, None, hidden).double() for width in (16, 32))
+    source.reset_parameters(seeded_generator("narrow", 0))
+    take_weights(wide, source, "source", seeded_generator("widen", 0))
+    images = torch.rand(3, 3, 32, 32, generator=DRAWN, dtype=torch.double)
+    assert (wide(images) - source(images)).abs().max() < 1e-12
+    again = mt3.MT3Model("resnet14x32", 10, None, hidden).double()
+    take_weights(again, source, "source", seeded_generator("widen", 0))
+    assert all(torch.equal(a, b) for a, b in zip(wide.parameters(), again.parameters(), strict=True))
+
+
+def test_a_start_of_half_the_width_needs_groups_that_stay_whole():
+    with pytest.raises(InputError, match="in the groups of its norms"):  # a norm has 16 groups at most
+        take_weights(mt3.MT3Model("resnet8x64"), mt3.MT3Model("resnet8x32"), "source", DRAWN)
+    with pytest.raises(InputError, match="give both the same"):
+        take_weights(mt3.MT3Model("resnet8x16"), mt3.MT3Model("resnet8x8"), "source", DRAWN)
+
+
+def test_a_widened_training_resumes_to_the_bit(tmp_path, digits):
+    train_small(small_config("baseline", width=16), digits, tmp_path / "narrow", max_steps=2)
+    config = small_config("baseline", width=32)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train_small(config, digits, whole, max_steps=4, init=tmp_path / "narrow")
+    train_small(config, digits, parts, max_steps=2, init=tmp_path / "narrow")
+    train_small(config, digits, parts, max_steps=4, resume=True)
+    kept = [mt3.load(run).state_dict() for run in (whole, parts)]
+    assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])

@@ -17,6 +17,8 @@ from mt3.models.classifier import MT3Model
 from mt3.models.store import load
 from mt3.networks.init import INITS
 from mt3.networks.norms import refuse_training_statistics
+from mt3.networks.resnet import ResNet
+from mt3.networks.widen import LEAST_GROUPS, widen_inputs, widen_weights
 from mt3.objectives.augment import seeded_generator
 from mt3.support import ranks
 from mt3.support.errors import InputError
@@ -58,11 +60,11 @@ def make_state(
 ) -> State:
     """The state before the first step, of the config's network or of a given model.
 
-    `init` gives a run whose weights are taken over where names and shapes fit.
+    `init` gives a run whose weights are taken over where names and shapes fit; those of half the width are widened.
     """
     model = build_model(config, dataset) if model is None else model.eval()
     if init is not None:
-        take_weights(model, load(init, copy.deepcopy(model.foreign)), init)
+        take_weights(model, load(init, copy.deepcopy(model.foreign)), init, seeded_generator("widen", config.seed))
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError("No weight of the model is to be trained; call requires_grad_() on those that are.")
     refuse_training_statistics(model)
@@ -96,15 +98,30 @@ def _copy(model: MT3Model) -> Params:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def take_weights(model: MT3Model, source: MT3Model, name: str | Path) -> None:
-    """Take over the weights of `source` whose names and shapes fit; heads that it lacks keep their fresh weights."""
-    own, given = model.state_dict(), source.state_dict()
+def take_weights(model: MT3Model, source: MT3Model, name: str | Path, generator: torch.Generator) -> None:
+    """Take over the weights of `source` whose names and shapes fit; heads that it lacks keep their fresh weights.
+
+    A source of half the width gives the same answers from twice the filters (see `networks.widen`).
+    """
+    own, given, times = model.state_dict(), source.state_dict(), 1
+    if isinstance(model.backbone, ResNet) and isinstance(source.backbone, ResNet):
+        _, width, groups = source.backbone.shape
+        if model.backbone.shape[1] == 2 * width and groups >= LEAST_GROUPS:
+            given, times = _widened(given, width, generator), 2
     fitting = {n: t for n, t in given.items() if n in own and own[n].shape == t.shape}
     unfit = sorted(n for n in own.keys() | given.keys() if n.startswith(TRUNK) and n not in fitting)
-    if unfit or _norm_groups(model) != _norm_groups(source):
+    if unfit or _norm_groups(model) != [times * groups for groups in _norm_groups(source)]:
         where = f" at {unfit[0].removeprefix(TRUNK)}" if unfit else " in the groups of its norms"
         raise InputError(f"The network of {name} differs from this run's{where}; give both the same network.")
     model.load_state_dict(own | fitting)
+
+
+def _widened(weights: dict[str, Tensor], width: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """The backbone of twice the width, and the layer that reads its features."""
+    trunk = {n.removeprefix(TRUNK): t for n, t in weights.items() if n.startswith(TRUNK)}
+    wide = {TRUNK + n: t for n, t in widen_weights(trunk, width, generator).items()}
+    reader = "hidden.weight" if "hidden.weight" in weights else "classify.weight"
+    return weights | wide | {reader: widen_inputs(weights[reader], width, generator)}
 
 
 def _norm_groups(model: MT3Model) -> list[int]:
