@@ -9,7 +9,7 @@ LEAST_GROUPS = (
 
 
 def widen_weights(weights: dict[str, Tensor], width: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """The weights of our ResNet of `width`, under its own names, for one of twice the width that gives the same features.
+    """The weights of our ResNet of `width`, under its own names, for one of twice the width with the same features.
 
     Every channel is there twice. A filter that reads a pair of copies has half the old weight for each, plus and minus
     a random difference: the sum is as before, but the copies' gradients differ, so that training tells them apart.
