@@ -311,6 +311,7 @@ def reproduce_command(args: argparse.Namespace) -> None:
 
 
 def report_command(args: argparse.Namespace) -> None:
+    from mt3.reporting.collect import split_by_data
     from mt3.reporting.page import write_report
 
     if not args.results and not args.published:
@@ -322,13 +323,20 @@ def report_command(args: argparse.Namespace) -> None:
     words = "" if args.words is None else read_text(args.words)
     if args.words is not None and args.page is not None and args.words.resolve() == args.page.resolve():
         raise InputError(f"The report would take the place of {args.words}; choose another --page.")
-    table, files, notes = write_report(args.results, out, args.published, words=words, page=args.page)
-    for note in notes:
-        print(note, file=sys.stderr)
-    print(f"{table}\n" if table else "", end="")
-    elsewhere = "" if args.page is None else f"{args.page}, and "
-    inside = files if args.page is None else files[1:]
-    print(f"wrote {elsewhere}{name_list(f.name for f in inside)} in {out}")
+    parts = split_by_data(args.results)
+    if len(parts) > 1 and (args.words is not None or args.page is not None):
+        raise InputError(
+            f"Expected one data set with --words or --page, got {name_list(parts)}; report each by itself."
+        )
+    for data, paths in parts.items():
+        folder = out / data
+        table, files, notes = write_report(paths, folder, args.published, words=words, page=args.page)
+        for note in notes:
+            print(note, file=sys.stderr)
+        print(f"{table}\n" if table else "", end="")
+        elsewhere = "" if args.page is None else f"{args.page}, and "
+        inside = files if args.page is None else files[1:]
+        print(f"wrote {elsewhere}{name_list(f.name for f in inside)} in {folder}")
 
 
 def demo_command(args: argparse.Namespace) -> None:

@@ -9,8 +9,9 @@ from mt3.config.streams import PER_IMAGE
 from mt3.reporting.accuracy import source_words
 from mt3.reporting.curves import Curves, find_curves
 from mt3.results.facts import TUNING, Evaluation, is_evaluation, parse_evaluation
+from mt3.results.runs import read_run
 from mt3.support.errors import InputError, name_list
-from mt3.support.files import METRICS_FILE, load_json
+from mt3.support.files import METRICS_FILE, RUN_FILE, load_json
 
 # what results in one table must share, and adapted runs in one row besides
 LIKE = ("data", "split", "source", "corruptions", "severities", "images", "first")
@@ -77,6 +78,25 @@ def collect(paths: Sequence[Path], root: Path | None = None) -> Results:
             row = runs[0].method.after
             notes.append(f"Without the row {row}: no adapting was evaluated in {name_list(unadapted)}.")
     return results
+
+
+def split_by_data(paths: Sequence[Path]) -> dict[str, list[Path]]:
+    """The files of each data set, whose results go into a report of their own; of a single one the paths themselves."""
+    found: dict[str, list[Path]] = {}
+    for path in _find(paths, "*.json"):
+        try:
+            value = load_json(path)
+        except (OSError, ValueError):
+            continue  # `collect` tells of it
+        if is_evaluation(value):
+            found.setdefault(str(value["protocol"].get("data")), []).append(path)
+    if len(found) < 2:
+        return {"": list(paths)}
+    for path in _find(paths, METRICS_FILE):
+        about = read_run(path.with_name(RUN_FILE)) if path.with_name(RUN_FILE).exists() else None
+        if about is not None and about[0].data in found:
+            found[about[0].data].append(path)
+    return found
 
 
 def flat(groups: Iterable[Sequence[Evaluation]]) -> list[Evaluation]:

@@ -12,9 +12,11 @@ from mt3.evaluation.evaluate import evaluate
 from mt3.evaluation.protocol import Protocol, TestImages
 from mt3.evaluation.settle import method_name, settle
 from mt3.models.classifier import MT3Model
+from mt3.models.store import find_model, read_run
 from mt3.reporting.figures import draw_examples
 from mt3.reporting.summary import interval
 from mt3.results.facts import Evaluation
+from mt3.results.runs import about_run
 from mt3.results.statistics import Difference
 from mt3.results.tables import DASH, Cell, Table, make_table, mark_best, markdown
 
@@ -34,17 +36,25 @@ class Setting(NamedTuple):
     """A method on a model, each image by itself or along a stream."""
 
     model: MT3Model
-    method: str
+    method: str = "own"
     stream: str | None = None
     controls: bool = False
     fields: dict[str, Any] = {}  # noqa: RUF012, of the adaptation; never changed
+    run: dict[str, Any] | None = None  # how the model was trained, so that a report can name it
+
+
+def about_model(model: str | Path) -> dict[str, Any] | None:
+    """How a run or a model of the package was trained, as an evaluation tells it."""
+    folder = find_model(model)
+    return about_run(read_run(folder), folder)
 
 
 def evaluate_setting(setting: Setting, images: TestImages, asked: Protocol, folder: Path) -> Evaluation:
     """Evaluate a setting; what is there is not done again."""
     name = method_name(setting.method)
     adaptation = settle(setting.model, setting.method, setting.stream, setting.fields)
-    protocol = replace(asked, adaptation=adaptation, method=name, stream=setting.stream, controls=setting.controls)
+    told = {"stream": setting.stream, "controls": setting.controls, "run": setting.run}
+    protocol = replace(asked, adaptation=adaptation, method=name, **told)
     return evaluate(setting.model, images, protocol, folder / f"{name}-{setting.stream or 'alone'}.json")
 
 
@@ -112,6 +122,14 @@ def _verdict(lines: Sequence[Line]) -> str:
     if gain.high < 0:
         return words + f"It is BELOW {first.title}: on these images no way to adapt pays."
     return words + "No difference is shown: the interval includes 0."
+
+
+def worth_of_own(found: Evaluation) -> str:
+    """What the image itself adds to a step, beside a control that steps on another."""
+    gain = found.gain("adaptation")
+    shown = "" if gain.low > 0 else "NOT SHOWN: "
+    return f"""{shown}a step on the image itself rather than on an unrelated one is worth
+{interval(gain)} points (paired 95 % interval)."""
 
 
 def _accuracy(found: tuple[Evaluation, str]) -> float:

@@ -14,8 +14,17 @@ from mt3.data import Dataset, load_digits
 from mt3.evaluation.evaluate import evaluate
 from mt3.evaluation.protocol import Protocol, TestImages
 from mt3.models.store import load, read_run
-from mt3.reporting.summary import interval
-from mt3.studies.beside import STREAM, Setting, draw_turned, evaluate_setting, lines_of, method_line, show
+from mt3.studies.beside import (
+    STREAM,
+    Setting,
+    about_model,
+    draw_turned,
+    evaluate_setting,
+    lines_of,
+    method_line,
+    show,
+    worth_of_own,
+)
 from mt3.studies.photos import PHOTOS, show_photos
 from mt3.studies.plan import Study, Test, Training, starts_of
 from mt3.studies.reproduce import evaluate_run, train_run
@@ -66,10 +75,10 @@ def _digits(out: Path, seed: int, device: torch.device, images: int, max_steps: 
     mt3, plain = (evaluate_run(study, test) for test in tests)
     asked = Protocol(tuple(study.corruptions), (SEVERITY,), images)
     ask = partial(evaluate_setting, images=study.images, asked=asked)
-    models = [load(training.folder).to(device) for training in trainings]
-    online = ask(Setting(models[0], "own", STREAM), folder=out / "online")
-    tent = ask(Setting(models[1], "tent", STREAM), folder=out / "online")
-    copies = ask(Setting(models[1], "average", fields={"views": 8}), folder=out / "plain" / "copies")
+    own, rival = (Setting(load(t.folder).to(device), run=about_model(t.folder)) for t in trainings)
+    online = ask(own._replace(stream=STREAM), folder=out / "online")
+    tent = ask(rival._replace(method="tent", stream=STREAM), folder=out / "online")
+    copies = ask(rival._replace(method="average", fields={"views": 8}), folder=out / "plain" / "copies")
     as_it_is = lines_of("plain", plain, tent, "")[0]
     lines = [
         as_it_is,
@@ -83,8 +92,6 @@ def _digits(out: Path, seed: int, device: torch.device, images: int, max_steps: 
         figure = draw_turned(mt3, study.images, dataset.classes)
     except InputError as error:
         figure = f"no figure: {error}"
-    adaptation = mt3.gain("adaptation")
-    shown = "" if adaptation.low > 0 else "NOT SHOWN: "
     text = f"""2. Handwritten digits, trained here
 
 Accuracy in % on {mt3.protocol["images"]} held-out digits under each of {name_list(study.corruptions)},
@@ -95,10 +102,9 @@ for {took[2]}.
 {table}
 
 {verdict}
-{shown}a step on the image itself rather than on an unrelated one is worth
-{interval(adaptation)} points (paired 95 % interval).
+{worth_of_own(mt3)}
 {figure}
-wrote {tests[0].file} and the model in {out}"""
+wrote {tests[0].file} and the model in {out}; `mt3 report {out}` makes tables of each data set"""
     if "frost" not in corruptions.available():
         text += f"\nWithout frost, whose photos are not here: {INSTALL_PHOTOS}."
     return text
