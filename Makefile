@@ -63,6 +63,7 @@ results: $(READY)
 	$(BIN)/mt3 report results/cifar10-workstation --published --words results/words/workstation.md --out results/cifar10-workstation/report --page results/cifar10-workstation/README.md
 	$(BIN)/mt3 report results/cifar10-workstation-step --words results/words/workstation-step.md --out results/cifar10-workstation-step/report --page results/cifar10-workstation-step/README.md
 	$(BIN)/mt3 report results/cifar10-workstation-held-out --words results/words/workstation-held-out.md --out results/cifar10-workstation-held-out/report --page results/cifar10-workstation-held-out/README.md
+	$(BIN)/mt3 report results/methods --words results/words/methods.md --out results/methods/report --page results/methods/README.md
 	$(BIN)/mt3 report results/cifar10-official --words results/words/official.md --out results/cifar10-official/report --page results/cifar10-official/README.md
 
 $(READY): pyproject.toml constraints.txt
