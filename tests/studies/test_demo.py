@@ -21,15 +21,13 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
     assert (meta.corruptions, meta.protocol["images"]) == (sorted(CORRUPTIONS), 2)
     for line, row in (("MT as it is", "before"), ("MT after a step on an unrelated image", "clean_other")):
         assert re.search(rf"\| {line} +\| +\*?\*?{meta.accuracy(row):.1f}", photos)
-    joint = read_evaluation(out / "photos" / "jt" / "own-alone.json")
+    joint = read_evaluation(out / "photos" / "jt" / "as-it-is.json")
     assert re.search(rf"\| JT as it is +\| +\*?\*?{joint.accuracy('before'):.1f}", photos)
-    found = [read_evaluation(path) for path in (out / "photos").rglob("*.json")]
-    for folder in ("mt3", "jt"):  # each has a verdict of its own
-        best = max(e.accuracy("after") for e in found if e.path.parent.name == folder)
-        assert f": {best:.1f} %" in photos
-    assert {e.protocol["model_hash"] for e in found} == {
-        read_evaluation(out / "photos" / folder / "own-alone.json").protocol["model_hash"] for folder in ("jt", "mt3")
-    }
+    found = [read_evaluation(path) for path in (out / "photos" / "mt3").glob("*.json")]
+    assert sorted(e.path.stem for e in found) == ["average-alone", "own-alone", "own-continual"]
+    assert f": {max(e.accuracy('after') for e in found):.1f} %" in photos
+    assert ("NOT SHOWN" in photos) == (meta.gain("adaptation").low <= 0)
+    assert {e.run.network for e in (*found, joint)} == {"resnet8x16", joint.run.network}
     chosen = read_evaluation(out / "start" / "shifts.json")
     known = [name for name in PAPER if name in chosen.corruptions]
     hardest = sorted(known, key=lambda name: chosen.accuracy("before", name))[:5]
@@ -40,9 +38,16 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
     assert mt3.load(out).adaptation.objective == "byol"
     again = run(capsys, *words)[1]
     assert again.split("wrote")[0] == printed.split("wrote")[0]
-    code, printed, _ = run(capsys, "report", out / "evaluation-mt3.json", out / "plain" / "evaluation-plain.json")
+    code, printed, _ = run(capsys, "report", out)
     assert code == 0
     assert f"{trained.accuracy('after'):.1f}" in printed
+    for data, words in (("photos", "data: photos"), ("digits", "data: digits")):  # a report each
+        page = (out / "report" / data / "report.md").read_text()
+        assert words in page
+        assert "own-continual.json" in page
+    code, _, error = run(capsys, "report", out, "--page", tmp_path / "page.md")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "Expected one data set with --words or --page, got" in error
 
 
 def test_the_models_of_the_demo_come_with_the_package():

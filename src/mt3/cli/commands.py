@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -329,7 +330,7 @@ def report_command(args: argparse.Namespace) -> None:
             f"Expected one data set with --words or --page, got {name_list(parts)}; report each by itself."
         )
     for data, paths in parts.items():
-        folder = out / data
+        folder = out / re.sub(r"[^\w-]", "-", data)  # a name may hold what leads elsewhere
         table, files, notes = write_report(paths, folder, args.published, words=words, page=args.page)
         for note in notes:
             print(note, file=sys.stderr)

@@ -53,7 +53,7 @@ def evaluate_setting(setting: Setting, images: TestImages, asked: Protocol, fold
     """Evaluate a setting; what is there is not done again."""
     name = method_name(setting.method)
     adaptation = settle(setting.model, setting.method, setting.stream, setting.fields)
-    told = {"stream": setting.stream, "controls": setting.controls, "run": setting.run}
+    told: dict[str, Any] = {"stream": setting.stream, "controls": setting.controls, "run": setting.run}
     protocol = replace(asked, adaptation=adaptation, method=name, **told)
     return evaluate(setting.model, images, protocol, folder / f"{name}-{setting.stream or 'alone'}.json")
 

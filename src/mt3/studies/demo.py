@@ -104,7 +104,7 @@ for {took[2]}.
 {verdict}
 {worth_of_own(mt3)}
 {figure}
-wrote {tests[0].file} and the model in {out}; `mt3 report {out}` makes tables of each data set"""
+wrote {tests[0].file} and the model in {out}"""
     if "frost" not in corruptions.available():
         text += f"\nWithout frost, whose photos are not here: {INSTALL_PHOTOS}."
     return text
