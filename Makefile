@@ -35,22 +35,13 @@ load: $(READY)
 # every test-time method on the shipped models, per image and along four streams, tuned on what is not reported; killed, it goes on
 DATA ?= data
 METHODS_OUT ?= results/methods
-STEPPING := tent sar memo memo-augmix average
-EVALUATE = $(BIN)/mt3 evaluate $$model --data cifar10 --data-dir $(DATA) --limit 200
-TUNE = $(BIN)/mt3 tune $$model --data cifar10 --data-dir $(DATA) --limit 50
-ALONG := --stream shift continual mixed correlated
+methods: export PATH := $(CURDIR)/$(BIN):$(PATH)
 methods: $(READY)
-	set -e; for model in cifar10-cpu cifar10-supervised; do out=$(METHODS_OUT)/$$model; \
-	  methods="$(STEPPING)"; if [ $$model = cifar10-cpu ]; then methods="own $$methods"; $(EVALUATE) --confidence --out $$out/own.json; fi; \
-	  for method in $$methods; do case $$method in tent|sar) batch="--batch 8";; *) batch=;; esac; \
-	    [ $$method = own ] || $(TUNE) --method $$method --out $$out/tuned/$$method.json; \
-	    [ $$method = own ] || $(EVALUATE) --tuned $$out/tuned/$$method.json --out $$out/$$method.json; \
-	    $(TUNE) --method $$method --stream continual $$batch --out $$out/tuned/$$method-online.json; \
-	    $(EVALUATE) --tuned $$out/tuned/$$method-online.json $(ALONG) $$batch --out $$out/online; \
-	  done; \
-	  $(EVALUATE) --method t3a lame $(ALONG) --out $$out/online; \
-	  $(BIN)/python -m benchmarks methods --model $$model --json $$out/bench.json; \
-	done; $(BIN)/mt3 report $(METHODS_OUT) --out $(METHODS_OUT)/report
+	for model in cifar10-cpu cifar10-jt; do benchmarks/rivals.sh $(DATA) $(METHODS_OUT) $$model || exit; done
+	benchmarks/rivals.sh $(DATA) $(METHODS_OUT) cifar10-supervised memo tent sar t3a lame average memo-augmix
+	for model in cifar10-cpu cifar10-jt cifar10-supervised; do \
+	  $(BIN)/python -m benchmarks methods --model $$model --json $(METHODS_OUT)/$$model/bench.json || exit; done
+	$(BIN)/mt3 report $(METHODS_OUT) --out $(METHODS_OUT)/report
 
 # what the first owner of a GPU runs: gpu-check.md is the page to send back
 gpu-check: $(READY)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import mt3
+from mt3.adaptation.copies import near_copies
 from mt3.adaptation.rules import Supports, add_supports, neighbours_of, prototype_logits, smooth
 from mt3.adaptation.views import image_generator
 from mt3.config.rivals import RIVALS
@@ -394,31 +395,51 @@ class Told(nn.Module):
         return self.gain * torch.stack([x[..., :half].mean((1, 2, 3)), x[..., half:].mean((1, 2, 3))], 1)
 
 
-def test_confidence_is_the_share_of_views_and_answers_that_agree():
-    images = torch.zeros(2, 3, 16, 16)
-    images[0, :, :, :8] = 1.0  # mirrored copies are answered with the other class
-    images[1] = torch.linspace(0.2, 0.8, 16).view(1, 1, 16)
-    images[1] = (images[1] + images[1].flip(-1)) / 2  # its halves are equally bright
-    adapter = mt3.Adapter(Told(), "memo", views=20, lr=0.0)
-    found = adapter.confidence(images)
-    copies = crop_and_flip(images[0].expand(20, -1, -1, -1), image_generator(images[0], 0), 4, flip=True)
-    same = int((Told()(copies).argmax(1) == 0).sum())
-    assert 0 < same < 20
-    assert float(found[0]) == pytest.approx((2 * same + 1) / 41)
-    assert torch.equal(found, adapter.compare(images).confidence)
-    with pytest.raises(mt3.InputError, match="draws no views whose answers could agree"):
-        mt3.Adapter(make_net("group"), "tent").confidence(make_images(2))
+def test_near_copies_are_the_image_its_mirror_image_and_its_shifts_by_a_pixel():
+    image = torch.arange(12, dtype=torch.uint8).view(1, 1, 3, 4)
+    copies = near_copies(image)
+    assert copies.shape == (1, 6, 1, 3, 4)
+    assert torch.equal(copies[0, 0], image[0])
+    assert copies[0, 1, 0, 0].tolist() == [3, 2, 1, 0]
+    assert copies[0, 2, 0].tolist() == [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6, 7]]  # from above, its edge repeated
+    assert copies[0, 3, 0].tolist() == [[4, 5, 6, 7], [8, 9, 10, 11], [8, 9, 10, 11]]
+    assert copies[0, 4, 0, 1].tolist() == [4, 4, 5, 6]
+    assert copies[0, 5, 0, 1].tolist() == [5, 6, 7, 7]
+    assert torch.equal(near_copies(image, mirror=False), copies[:, [0, 2, 3, 4, 5]])
+
+
+def test_confidence_is_the_mean_probability_of_the_answer_over_near_copies():
+    images = torch.zeros(1, 3, 4, 4)
+    images[0, :, :, :2] = 1.0  # left half bright: class 0; mirrored: class 1; shifted sideways: 3/4 of it or all
+    found = mt3.Adapter(Told(), "memo", views=2, lr=0.0).confidence(images)
+    sure, half = (math.exp(10) / (1 + math.exp(10)), math.exp(5) / (1 + math.exp(5)))
+    # mirrored the other class is sure; shifted to the right the halves have 1 and 1/2, to the left 1/2 and 0
+    assert float(found) == pytest.approx((3 * sure + (1 - sure) + 2 * half) / 6, abs=1e-6)
+    plain = mt3.Adapter(Told(), "memo", views=2, lr=0.0).confidence(images, mirror=False)
+    assert float(plain) == pytest.approx((3 * sure + 2 * half) / 5, abs=1e-6)
 
 
 @pytest.mark.parametrize("objective", ["byol", "rotation"])
-def test_confidence_of_a_model_counts_its_views_before_and_after(objective):
+def test_confidence_of_a_model_is_before_and_after_adapting(objective):
     torch.manual_seed(1)
     model, images = mt3.MT3Model("resnet8x4g2", 3, objective, hidden=6, projection=5), make_images(3, 16)
     adapter = mt3.Adapter(model, views=4, lr=2.0, clip=None)
-    found = adapter.compare(images)
+    found = adapter.confidence(images)
     for i, adapted in enumerate(adapter.adapt(images)):
-        views = adapted.views.images if adapted.views.plain is None else adapted.views.plain
-        votes = [model(views), adapter.logits(adapted.params, views), model(images[i : i + 1])]
-        agree = torch.cat(votes).argmax(1) == found.after[i].argmax()
-        assert len(agree) == (17 if objective == "byol" else 9)
-        assert float(found.confidence[i]) == pytest.approx(float(agree.float().mean()))
+        copies = near_copies(images[i : i + 1])[0]
+        after = adapter.logits(adapted.params, copies).softmax(1)
+        answered = after[0].argmax()
+        by_hand = (model(copies).softmax(1)[:, answered].mean() + after[:, answered].mean()) / 2
+        assert float(found[i]) == pytest.approx(float(by_hand.detach()), abs=1e-5)
+
+
+def test_confidence_of_a_method_without_views_and_behind_a_gate():
+    net, images = make_net("group"), make_images(3)
+    copies = near_copies(images)
+    before = net(copies.flatten(0, 1)).softmax(1).view(3, 6, -1)
+    kept = mt3.Adapter(net, "tent", lr=5.0, gate=1e-6).confidence(images)  # every answer stays
+    expected = before.mean(1).gather(1, before[:, 0].argmax(1, keepdim=True))[:, 0]
+    assert torch.allclose(kept, expected, atol=1e-6)
+    assert (mt3.Adapter(net, "tent", lr=5.0).confidence(images) - kept).abs().max() > 1e-4
+    with pytest.raises(mt3.InputError, match="follows a stream"):
+        mt3.Adapter(net, "tent", carry="stream").confidence(images)

@@ -171,22 +171,23 @@ def test_a_model_of_no_training_is_known_by_its_weights(tmp_path):
     )
 
 
-def test_confidence_by_softmax_and_by_agreement(tmp_path):
+def test_confidence_by_softmax_and_by_copies(tmp_path):
     value = evaluation()
     for number, entry in enumerate(value["corruptions"]):
         for row in ("before", "after"):
             quality = {"softmax": {"calibration_error": 10.0 + number, "auroc": 70.0 if number else None}}
-            quality["agreement"] = {"calibration_error": 4.0, "auroc": 80.0 + 5 * (row == "after")}
+            quality["copies"] = {"calibration_error": 4.0, "auroc": 80.0 + 5 * (row == "after")}
             entry["rows"][row]["confidence"] = quality
     write(tmp_path / "e.json", value)
     found = words(tables(tmp_path)["confidence"])
     assert found["MT, MT3: before adapting"] == {
         "AUROC, softmax": "70.0",
-        "AUROC, agreement": "80.0",
+        "AUROC, copies": "80.0",
         "calibration error, softmax": "11.0",
-        "calibration error, agreement": "4.0",
+        "calibration error, copies": "4.0",
+        "AUROC higher by copies": "2 of 2",
     }
-    assert found["MT, MT3: after adapting"]["AUROC, agreement"] == "85.0"
+    assert found["MT, MT3: after adapting"]["AUROC, copies"] == "85.0"
 
 
 def test_a_running_mean_is_of_the_last_answers():

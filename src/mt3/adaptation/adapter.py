@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mt3.adaptation.choose import Wrapping, choose_adaptation, choose_network, images_in_pass, objective_of
+from mt3.adaptation.copies import mean_answers, near_copies
 from mt3.adaptation.memory import check_memory, stack_size
 from mt3.adaptation.rules import as_logits, average_over_views
 from mt3.adaptation.step import Inner, inner_loop
@@ -38,7 +39,6 @@ class Comparison:
     loss_before: Tensor  # self-supervised loss (N,), on the views of the first step
     loss_after: Tensor  # the same after the steps
     grad_norm: Tensor  # (N,), of the first step, before clipping
-    confidence: Tensor  # (N,), share of the answers to the views, before and after, and to the image before, that agree
 
 
 class Adapted(NamedTuple):
@@ -48,7 +48,6 @@ class Adapted(NamedTuple):
     views: Views  # of the first step
     inner: Inner
     view_average: Tensor  # probabilities (classes,) averaged over the views without adapting
-    votes: Tensor  # (views,), the classes that these are answered with
 
 
 class Answers(NamedTuple):
@@ -174,28 +173,27 @@ class Adapter(nn.Module):
             after = self._logits(adapted.params, own)[:, 0]
             if self.adaptation.rule == "average":
                 after = as_logits(adapted.view_average)
-            votes = self._votes(adapted.params, adapted.views, outputs.logits)
             if self.adaptation.gate < 1:
                 sure = self.keeps(before)
                 after = torch.where(sure[:, None], before, after)
                 loss_after = torch.where(sure, inner.loss, loss_after)
-                votes = torch.where(sure[:, None], adapted.votes, votes)
-            votes = torch.cat([adapted.votes, votes, before.argmax(1, keepdim=True)], 1)
-            confidence = (votes == after.argmax(1, keepdim=True)).to(after.dtype).mean(1)
-            return before, after, adapted.view_average, inner.loss, loss_after, inner.grad_norm, confidence
+            return before, after, adapted.view_average, inner.loss, loss_after, inner.grad_norm
 
         found = list(self._each_stack(images, compare))
         if not found:
             raise InputError("Expected at least one image to compare, got an empty batch.")
         return Comparison(*(torch.cat(column) for column in zip(*found, strict=True)))
 
-    def confidence(self, images: Tensor) -> Tensor:
-        """How far the answers agree (N,): over the views, before and after adapting; 1 where all do."""
-        if self.objective is None or not self.objective.draws_views:
-            raise InputError(
-                "This method draws no views whose answers could agree; take the softmax, or another method."
-            )
-        return self.compare(images).confidence
+    def confidence(self, images: Tensor, mirror: bool = True) -> Tensor:
+        """How sure the answer after adapting to each image is (N,): the mean probability of the answered class.
+
+        The mean is over near copies of the image (itself, its mirror image, shifts by one pixel), before and after
+        adapting to the image. Where a mirrored image means something else, as a digit's, leave it out: mirror=False.
+        """
+        copies = near_copies(self._check(images), mirror)
+        after = self.answer(images, copies).logits
+        before = self.unadapted(copies.flatten(0, 1)).view_as(after)
+        return mean_answers(before, after)[1].gather(1, after[:, 0].argmax(1, keepdim=True))[:, 0]
 
     @_undisturbed
     def adapt(self, images: Tensor) -> Iterator[Adapted]:
@@ -307,14 +305,7 @@ class Adapter(nn.Module):
                 logits = call(model, parameters_of(model), plain, False).logits.view(*draw.first.plain.shape[:2], -1)
             average = logits.softmax(-1).mean(1)
         params = {name: p.detach() for name, p in inner.params.items()}
-        return Adapted(params, draw.first, inner, average, logits.argmax(-1))
-
-    def _votes(self, params: Params, views: Views, logits: Tensor) -> Tensor:
-        """The classes (S, views) that adapted models answer views with; the logits are of what the objective saw."""
-        if views.plain is not None:
-            with torch.no_grad():
-                logits = call(self.model, params, views.plain, False, self.adaptation.statistics).logits
-        return logits.argmax(-1)
+        return Adapted(params, draw.first, inner, average)
 
 
 def _leaves(model: Network, count: int) -> Params:
@@ -332,4 +323,4 @@ def _member(stack: Adapted, i: int) -> Adapted:
     own = Inner(params, inner.loss[i], inner.grad_norm[i], outputs, inner.last_loss[i])
     views = Views(*(None if t is None else t[i] for t in stack.views))  # type: ignore[arg-type]
     adapted = {name: p[i] for name, p in stack.params.items()}
-    return Adapted(adapted, views, own, stack.view_average[i], stack.votes[i])
+    return Adapted(adapted, views, own, stack.view_average[i])

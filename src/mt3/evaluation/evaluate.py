@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mt3.adaptation.adapter import Adapter
+from mt3.adaptation.copies import mean_answers, near_copies
 from mt3.data.dataset import check_labels
 from mt3.evaluation.pieces import Kept, Piece, Results, is_whole, read_piece, share_done, write_piece
 from mt3.evaluation.predict import as_tensor, probabilities
@@ -20,7 +21,7 @@ from mt3.evaluation.protocol import CLEAN, Protocol, TestImages, describe
 from mt3.evaluation.shards import WHOLE, Shard, clean_key, has_all, merge, own_shard, remove_pieces
 from mt3.evaluation.streams import Stream, drop_state, make_stream, missing_along, read_state, write_state
 from mt3.models.call import Network
-from mt3.results.facts import Evaluation, read_evaluation
+from mt3.results.facts import NEAR_COPIES, Evaluation, read_evaluation
 from mt3.support.errors import InputError
 from mt3.support.progress import Progress
 from mt3.support.threads import undisturbed
@@ -135,13 +136,16 @@ def _predict_piece(job: _Job, piece: Piece) -> Kept:
     elif controls:
         wanted.append(("same_corruption", batch, 1))
     others = torch.stack([pictures.roll(distance, 0) for _, pictures, distance in wanted], dim=1)
-    answers = adapter.answer(batch, others)
+    copies = near_copies(batch) if job.protocol.confidence else others[:, :0]
+    answers = adapter.answer(batch, torch.cat([others, copies], dim=1))
     if adapter.objective is not None and adapter.objective.draws_views:
         results["view_average"] = answers.view_average.float().cpu().numpy()
     adapted = probabilities(answers.logits)
     for number, (row, _, distance) in enumerate(wanted):
         results[row] = np.roll(adapted[:, number], -distance, axis=0)
-    if job.protocol.confidence:  # of the answer, so that it stands at its class
-        answered = results["after"].argmax(-1)[:, None] == np.arange(adapted.shape[-1])
-        results["agreement"] = answered * adapter.confidence(batch).float().cpu().numpy()[:, None]
+    if job.protocol.confidence:
+        after = answers.logits[:, len(wanted) :]
+        before = adapter.unadapted(copies.flatten(0, 1)).view_as(after)
+        for row, mean in zip(NEAR_COPIES.values(), mean_answers(before, after), strict=True):
+            results[row] = mean.float().cpu().numpy()
     return Kept(results, labels)

@@ -12,7 +12,7 @@ from mt3.reporting.collect import Results, flat, is_alike
 from mt3.reporting.figures import Figure
 from mt3.reporting.rows import interval_cell, over_runs
 from mt3.reporting.stream_figures import Along, Point, draw_along, draw_costs
-from mt3.results.facts import AGREEMENT, Evaluation
+from mt3.results.facts import NEAR_COPIES, Evaluation
 from mt3.results.statistics import block_length, mean_interval
 from mt3.results.tables import DASH, Cell, Table, make_table, mark_best
 from mt3.support.errors import InputError, name_list
@@ -211,27 +211,30 @@ def _setting(adaptation: dict[str, Any]) -> dict[str, str]:
 
 
 def confidence_table(results: Results) -> list[Table]:
-    """How well the softmax and the agreement over copies tell right answers from wrong ones."""
+    """How well the softmax and the mean over near copies tell right answers from wrong ones."""
     lines = []
     for e in (e for e in (*flat(results.main.values()), *results.methods) if _has_confidence(e)):
-        for row in AGREEMENT:
+        for row in NEAR_COPIES:
+            told = [a.confidence or {} for a in e.answers(row)]
+            both = [t for t in told if None not in (t["softmax"]["auroc"], t["copies"]["auroc"])]
             cells = {}
-            for quantity, words in (("auroc", "AUROC"), ("calibration_error", "calibration error")):
-                for kind in ("softmax", "agreement"):
-                    found = [(a.confidence or {})[kind][quantity] for a in e.answers(row)]
-                    known = [value for value in found if value is not None]
-                    cells[f"{words}, {kind}"] = Cell(float(np.mean(known))) if known else DASH
+            for quantity, words, known in (("auroc", "AUROC", both), ("calibration_error", "calibration error", told)):
+                for kind in ("softmax", "copies"):
+                    values = [t[kind][quantity] for t in known]
+                    cells[f"{words}, {kind}"] = Cell(float(np.mean(values))) if values else DASH  # type: ignore[arg-type]
+            higher = sum(t["copies"]["auroc"] > t["softmax"]["auroc"] for t in both)  # type: ignore[operator]
+            cells["AUROC higher by copies"] = Cell(text=f"{higher} of {len(both)}")
             lines.append((f"{_model_of(e)[1]}, {_method_of(e)}: {row} adapting", cells))
     note = "In %, averaged over corruptions. AUROC: how often a right answer has a higher confidence than a wrong one, "
     note += "higher is better; corruptions under which all answers are right or all wrong are left out of it. "
-    note += "Calibration error: lower is better. Softmax: the highest probability. Agreement, before adapting: the "
-    note += "mean probability that the views give to the answer; after: the share of the views' answers, before and "
-    note += "after adapting, that agree with it, as `Adapter.confidence` gives it."
+    note += "Calibration error: lower is better. Softmax: the highest probability. Copies: the mean probability of the "
+    note += "answer over the image, its mirror image and its shifts by one pixel; after adapting, by the model before "
+    note += "and after, as `Adapter.confidence` gives it."
     return make_table("confidence", "Confidence of single answers", "answers", lines, note)
 
 
 def _has_confidence(e: Evaluation) -> bool:
-    return bool(e.corruptions) and e.has("after") and all(a.confidence for row in AGREEMENT for a in e.answers(row))
+    return bool(e.corruptions) and e.has("after") and all(a.confidence for row in NEAR_COPIES for a in e.answers(row))
 
 
 def _figures(model: Model, severity: int) -> list[Figure]:

@@ -27,7 +27,7 @@ from mt3.support.files import load_json
 CONTROLS = {"clean_other": "unrelated image", "same_corruption": "same corruption"}  # adapted on another image
 ROWS = ("before", "view_average", *CONTROLS, "after")
 TUNING = "tuning"  # the label of a point of `mt3 tune`
-AGREEMENT = {"before": "view_average", "after": "agreement"}  # a row, and how far views agree with each of its answers
+NEAR_COPIES = {"before": "copies_before", "after": "copies"}  # a row, and the mean probabilities over near copies
 
 
 class Setting(NamedTuple):
@@ -44,7 +44,7 @@ class Answers(NamedTuple):
     correct: Correct  # (images,)
     nll: float
     calibration_error: float
-    confidence: dict[str, dict[str, float | None]] | None = None  # softmax, agreement -> calibration_error, auroc
+    confidence: dict[str, dict[str, float | None]] | None = None  # softmax, copies -> calibration_error, auroc
 
     @property
     def accuracy(self) -> float:
@@ -60,15 +60,15 @@ def facts(probabilities: Mapping[str, Probabilities], labels: NDArray[np.int64])
     """What a file keeps of the rows' probabilities under one corruption."""
     kept: dict[str, dict[str, Any]] = {}
     for row, p in probabilities.items():
-        if row == AGREEMENT["after"]:
+        if row in NEAR_COPIES.values():
             continue
         correct, softmax = statistics.is_correct(p, labels), p.max(-1)
         error = 100 * statistics.calibration_error(softmax, correct)
         nll = statistics.mean_nll(p, labels)
         kept[row] = {"correct": statistics.pack_correct(correct), "nll": nll, "calibration_error": error}
-        if row in AGREEMENT and AGREEMENT["after"] in probabilities:
-            agreement = probabilities[AGREEMENT[row]][np.arange(len(p)), p.argmax(-1)]
-            told = {"softmax": softmax, "agreement": agreement}
+        if row in NEAR_COPIES and NEAR_COPIES[row] in probabilities:
+            agreed = probabilities[NEAR_COPIES[row]][np.arange(len(p)), p.argmax(-1)]
+            told = {"softmax": softmax, "copies": agreed}
             kept[row]["confidence"] = {name: _quality(value, correct) for name, value in told.items()}
     return kept
 
