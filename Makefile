@@ -38,7 +38,7 @@ METHODS_OUT ?= results/methods
 methods: export PATH := $(CURDIR)/$(BIN):$(PATH)
 methods: $(READY)
 	for model in cifar10-cpu cifar10-jt; do benchmarks/rivals.sh $(DATA) $(METHODS_OUT) $$model || exit; done
-	benchmarks/rivals.sh $(DATA) $(METHODS_OUT) cifar10-supervised memo tent sar t3a lame average memo-augmix
+	benchmarks/rivals.sh $(DATA) $(METHODS_OUT) cifar10-supervised memo tent sar t3a lame plus average memo-augmix
 	for model in cifar10-cpu cifar10-jt cifar10-supervised; do \
 	  $(BIN)/python -m benchmarks methods --model $$model --json $(METHODS_OUT)/$$model/bench.json || exit; done
 	$(BIN)/mt3 report $(METHODS_OUT) --out $(METHODS_OUT)/report

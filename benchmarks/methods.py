@@ -69,7 +69,8 @@ def _calls(
                 usual = settle(model, method, stream, {})
                 if usual is None:
                     raise InputError("This model has nothing of its own to adapt with.")
-                adapter = Adapter(model, usual, batch=min(usual.batch, len(images)))
+                source = images if usual.rule == "align" else None
+                adapter = Adapter(model, usual, batch=min(usual.batch, len(images)), source=source)
             except InputError as error:
                 absent.append({"name": name, "reason": str(error).rstrip("."), "install": ""})
                 continue

@@ -8,7 +8,7 @@
 set -euo pipefail
 data=$1 out=$2/$3 model=$3
 shift 3
-methods=${*:-own memo tent sar t3a lame average memo-augmix}
+methods=${*:-own memo tent sar t3a lame plus average memo-augmix}
 streams="shift continual mixed correlated"
 
 tune() { # file, then options
@@ -52,6 +52,7 @@ for method in $methods; do
       per_image "$method" --lr 0.0005 0.0015 0.005 0.015 --steps 1 --views 16
       online "$method" 375 "--batch 8" --lr 0.00005 0.0005 0.005 --steps 1 --views 8
       ;;
+    plus) online plus 750 "--batch 8" --support 32 128 512 ;;
     average)
       per_image average --views 8 32
       along average --tuned "$out/tuned/average.json"

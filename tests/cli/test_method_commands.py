@@ -86,7 +86,7 @@ def test_bad_input_gets_one_sentence(capsys, runs, tmp_path, monkeypatch, words,
     ("words", "sentence"),
     [
         (["--method", "tent", "--corruptions", "all"], "got gaussian_noise, shot_noise"),
-        (["--method", "t3a", "--stream", "shift"], "no learning rate, steps or views to choose"),
+        (["--method", "t3a", "--stream", "shift"], "no learning rate, steps, views or support to choose"),
         (["--method", "tent", "--views", "3"], "This method has no views to choose; drop --views"),
         (["--method", "tent", "--lr", "x"], "expected a number, got 'x'"),
         ([], "nothing of its own to adapt with; give a --method"),

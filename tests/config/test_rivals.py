@@ -11,7 +11,21 @@ from mt3.support.errors import InputError
 
 
 def test_the_names():
-    wanted = ["own", "mt3", "ttt", "tent", "memo", "memo-augmix", "sar", "norm", "norm-mixed", "t3a", "lame", "average"]
+    wanted = [
+        "own",
+        "mt3",
+        "ttt",
+        "tent",
+        "memo",
+        "memo-augmix",
+        "sar",
+        "norm",
+        "norm-mixed",
+        "t3a",
+        "lame",
+        "plus",
+        "average",
+    ]
     assert list(RIVALS) == wanted
     page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
     assert all(f"`{name}`" in page for name in wanted)

@@ -144,7 +144,7 @@ def test_grids_are_those_of_the_method():
     assert len(grid.points()) == 8
     assert default_grid(memo, Grid(lr=(0.1,), views=(4, 8))) == Grid((0.1,), (1, 3), (4, 8))
     assert default_grid(average, Grid()) == Grid((), (), (8, 32))
-    with pytest.raises(InputError, match="no learning rate, steps or views to choose"):
+    with pytest.raises(InputError, match="no learning rate, steps, views or support to choose"):
         default_grid(lame, Grid())
     with pytest.raises(InputError, match="This method has no views to choose; drop --views"):
         default_grid(tent, Grid(views=(2,)))

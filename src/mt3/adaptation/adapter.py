@@ -18,6 +18,7 @@ from mt3.adaptation.views import DrawnViews
 from mt3.config.adaptation import Adaptation
 from mt3.models.call import Network, Params, call, parameters_of, stack_params
 from mt3.models.classifier import MT3Model, check_images
+from mt3.networks.align import Moments, source_moments
 from mt3.objectives.augment import as_float
 from mt3.objectives.objective import Outputs, Views
 from mt3.support.errors import InputError, check_number
@@ -92,6 +93,7 @@ class Adapter(nn.Module):
         normalisation: Sequence[Sequence[float]] | None = None,  # of a classifier that is no MT3Model, as add_objective
         size: int | None = None,  # of such a classifier's images, where it takes only one
         features: str | None = None,  # the name of its class layer, for t3a and lame
+        source: Tensor | None = None,  # some hundred training images, without labels, for plus
         **fields: Any,
     ) -> None:
         super().__init__()
@@ -104,7 +106,8 @@ class Adapter(nn.Module):
         self.seed, self.stack = seed, stack
         views = self.objective is not None and self.objective.draws_views
         self._bounded = views or isinstance(model, MT3Model)  # or the network's values are its owner's affair
-        self.stream = Stream(self.model, self.adaptation, seed) if self.adaptation.carry == "stream" else None
+        moments = self._source_moments(source)
+        self.stream = Stream(self.model, self.adaptation, seed, moments) if self.adaptation.carry == "stream" else None
 
     @_undisturbed
     def forward(self, images: Tensor) -> Tensor:
@@ -231,6 +234,24 @@ class Adapter(nn.Module):
         """Logits (N, classes) of the model as it is."""
         params = parameters_of(self.model)
         return torch.cat([self._logits(params, part, 0.0) for part in torch.split(self._check(images), UNADAPTED)])
+
+    @_undisturbed
+    def _source_moments(self, source: Tensor | None) -> Moments | None:
+        """The moments of the network's channels on training images, for the rule that goes back to them."""
+        if (source is None) == (self.adaptation.rule == "align"):
+            told = "source=images, some hundred without labels" if source is None else "no source: this method has none"
+            raise InputError(f"Aligned channels are compared with those of training images; give {told}.")
+        if source is None:
+            return None
+        images = self._check(source)
+        if len(images) < 2:
+            raise InputError(f"Expected some hundred training images as the source, got {len(images)}.")
+
+        def ask(network: Any, part: Tensor) -> Tensor:
+            return network.outputs(as_float(part.to(self.model.device), self.model.dtype), False).logits  # type: ignore[no-any-return]
+
+        with torch.inference_mode(False), torch.no_grad():
+            return source_moments(self.model, images, ask)
 
     def _check(self, images: Tensor) -> Tensor:
         return check_images(images, self.model.size, self._bounded)

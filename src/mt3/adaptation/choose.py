@@ -93,6 +93,10 @@ def _check_fit(model: Network, adaptation: Adaptation) -> None:
         raise InputError("T3A collects the images of a stream for each class; give carry='stream'.")
     if adaptation.rule == "lame" and (not stream or group < 2):
         raise InputError("LAME compares the images of a batch; give carry='stream' and a batch of at least 2.")
+    if adaptation.rule == "align" and not stream:
+        raise InputError("Aligned channels are those of a stream's images; give carry='stream'.")
+    if adaptation.rule == "align" and adaptation.reset in ("guard", "low-entropy"):
+        raise InputError("Aligned channels take no step to guard; give reset='never', 'shift' or 'every N'.")
     if adaptation.rule == "average" and (objective is None or not objective.draws_views):
         raise InputError("The average is over views, which this objective does not draw; give marginal-entropy.")
     if objective is None:

@@ -29,13 +29,14 @@ from mt3.adaptation.views import DrawnViews
 from mt3.config.adaptation import Adaptation
 from mt3.models.call import Network, Params, call, call_together, parameters_of
 from mt3.models.classifier import MT3Model
+from mt3.networks.align import Moments, align
 from mt3.objectives.augment import as_float
 from mt3.objectives.objective import Outputs, Views
 from mt3.support.errors import InputError, name_list
 
 LOW_ENTROPY = 0.2  # SAR: "e_0 = 0.2", the moving average of the entropy below which the model starts anew
 KEPT = 0.9  # of that moving average at each step
-PARAMS, SUPPORTS, AVERAGE, MARK = "params/", "supports/", "average", "adaptation"
+PARAMS, SUPPORTS, MOMENTS, AVERAGE, MARK = "params/", "supports/", "moments/", "average", "adaptation"
 
 
 class Stream:
@@ -45,11 +46,12 @@ class Stream:
     on, so that a stream that was stopped goes on with the same bits.
     """
 
-    def __init__(self, model: Network, adaptation: Adaptation, seed: int) -> None:
+    def __init__(self, model: Network, adaptation: Adaptation, seed: int, source: Moments | None = None) -> None:
         self.model, self.adaptation, self.seed = model, adaptation, seed
+        self.source = source  # what the rule align goes back to
         self.objective = objective_of(adaptation)
         self.names = () if self.objective is None else model.adapted_names(adaptation.layers, self.objective)
-        alone = adaptation.rule == "t3a" or self.objective is not None  # whether one image is enough
+        alone = adaptation.rule in ("t3a", "align") or self.objective is not None  # whether one image is enough
         self.least = 1 if alone else 2
         self._busy = threading.Lock()
         self._start()
@@ -59,6 +61,7 @@ class Stream:
         self.seen = 0  # images since the start
         self.entropy: Tensor | None = None  # moving average, of SAR's reset
         self.supports: Supports | None = None  # T3A's
+        self.moments: Moments = {}  # of the channels behind the norms, where they differ from the source's
         self.guard = Guard() if self.adaptation.reset == "guard" else None
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -120,6 +123,8 @@ class Stream:
             return self._logits({}, images)
         if rule == "step":
             return self._guarded(images) if self.guard is not None else self._step(images)[0]
+        if rule == "align":
+            return self._aligned(images)
         assert isinstance(self.model, MT3Model)
         features, logits = features_and_logits(self.model, images)
         if rule == "lame":
@@ -128,6 +133,20 @@ class Stream:
         self.supports = add_supports(before, features, logits, self.adaptation.support)
         used = self.supports if self.adaptation.answer == "after" else before
         return prototype_logits(used, features, self.model.num_classes)
+
+    def _aligned(self, images: Tensor) -> Tensor:
+        """By the network whose channels have the moments of training again; these images count before or after it."""
+        assert self.source is not None
+        pixels = as_float(images, self.model.dtype)
+
+        def ask(network: Any) -> Tensor:
+            return network.outputs(pixels, False).logits  # type: ignore[no-any-return]
+
+        rate, first = min(1.0, len(images) / self.adaptation.support), self.adaptation.answer == "first"
+        with torch.no_grad():
+            logits = align(self.model, ask, self.source, self.moments, 0.0)[0] if first else None
+            after, self.moments = align(self.model, ask, self.source, self.moments, rate)
+        return after if logits is None else logits
 
     def _guarded(self, images: Tensor) -> Tensor:
         """As `_step`, unless the guard goes back: then the model as it is answers."""
@@ -199,6 +218,7 @@ class Stream:
                 state |= self.guard.state_dict()
             if self.supports is not None:
                 state |= {SUPPORTS + name: t.clone() for name, t in self.supports._asdict().items()}
+            state |= {MOMENTS + name: t.clone() for name, t in self.moments.items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -214,8 +234,13 @@ class Stream:
             own = like.get(name.removeprefix(VELOCITY))
             if own is None or own.shape != p.shape:
                 raise InputError(f"Expected the state of a stream of this network, got other values for {name}.")
+        moments = {name.removeprefix(MOMENTS): t for name, t in state.items() if name.startswith(MOMENTS)}
+        like_moments = self.source or {}
+        if any(name not in like_moments or t.shape != like_moments[name].shape for name, t in moments.items()):
+            raise InputError("Expected the state of a stream of this network, got moments of other norms.")
         with self._alone():
             self._start()
+            self.moments = {name: t.to(device).clone() for name, t in moments.items()}
             self.params = {name: p.to(device).clone() for name, p in params.items()}
             self.seen = int(state["seen"])
             self.entropy = state[AVERAGE].to(device).clone() if AVERAGE in state else None

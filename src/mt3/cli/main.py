@@ -30,6 +30,7 @@ from mt3.cli.arguments import (
     shard,
     training_arguments,
 )
+from mt3.config.adaptation import TUNED
 from mt3.config.methods import METHODS
 from mt3.config.words import field_help
 from mt3.service import DEFAULT_MODEL
@@ -100,17 +101,17 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("results", type=path, metavar="FILE", help="the JSON file that they were given as --out")
     merge.set_defaults(run=cluster_commands.merge_command)
 
-    tune = subparsers.add_parser("tune", help="choose learning rate, steps and views, on what is not reported")
+    tune = subparsers.add_parser("tune", help="choose learning rate, steps, views or support, on what is not reported")
     tune.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
     method_arguments(tune)
-    for name, kind in (("lr", number), ("steps", positive), ("views", positive)):
+    for name, kind in (("lr", number), ("steps", positive), ("views", positive), ("support", positive)):
         told = f"values of {name} to try (default: by the method)"
         tune.add_argument(f"--{name}", dest=f"tried_{name}", type=kind, nargs="+", metavar=name.upper(), help=told)
     corruption_arguments(tune, "held-out (default), and no other group", "5")
     tune.add_argument("--limit", type=positive, default=200, help="of the held-out images at most these (default: 200)")
     tune.add_argument("--data", help="the data set, if RUN does not say")
     tune.add_argument("--out", type=path, help="JSON file (default: RUN/tuned-METHOD-STREAM.json)")
-    adapt_arguments(tune, [name for name in ADAPTATION if name not in ("lr", "steps", "views")])
+    adapt_arguments(tune, [name for name in ADAPTATION if name not in TUNED])
     data_arguments(tune)
     compute_arguments(tune)
     tune.set_defaults(run=method_commands.tune_command)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mt3.cli.arguments import set_up
-from mt3.config.adaptation import FIELDS
+from mt3.config.adaptation import FIELDS, TUNED
 from mt3.config.streams import PER_IMAGE
 from mt3.support.errors import InputError, name_list
 
@@ -83,7 +83,7 @@ def tune_command(args: argparse.Namespace) -> None:
 
     device, run = set_up(args), read_run(find_model(args.model))
     model = load(args.model).to(device)
-    asked = Grid(*(tuple(getattr(args, f"tried_{name}") or ()) for name in ("lr", "steps", "views")))
+    asked = Grid(*(tuple(getattr(args, f"tried_{name}") or ()) for name in TUNED))
     method = method_name(args.method)
     adaptation = settle(model, method, args.stream, given_adaptation(args))
     if adaptation is None:

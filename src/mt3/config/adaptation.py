@@ -13,7 +13,8 @@ VARIANTS = ("paper", "official")  # the paper, or the authors' code where it dif
 CARRY = ("image", "stream")
 ANSWERS = ("after", "first")
 RESETS = ("never", "shift", "low-entropy", "guard", "every N")
-RULES = ("step", "average", "t3a", "lame")
+TUNED = ("lr", "steps", "views", "support")  # what `mt3 tune` chooses, of those that a method has
+RULES = ("step", "average", "t3a", "lame", "align")
 EVERY = re.compile(r"every ([1-9][0-9]{0,8})")
 
 BOUNDS: dict[str, tuple[float, float]] = {  # whole numbers between whole ones
@@ -49,8 +50,8 @@ class Adaptation:
     reset: str = "never"  # of a stream: never, shift (a known one), low-entropy (SAR's), guard, or every N images
     statistics: float = 0.0  # share of the batch's own statistics in batch normalisation; the rest is the trained ones
     radius: float = 0.0  # of the sharpness-aware step, which takes its gradient that far up the slope; 0: plain
-    rule: str = "step"  # what gives the answer: gradient steps, or without a gradient the average of views, t3a or lame
-    support: int = 100  # of t3a the images kept for a class, of lame the neighbours of an image
+    rule: str = "step"  # what gives the answer: gradient steps; without: the average of views, t3a, lame or align
+    support: int = 100  # of t3a the images kept for a class, of lame an image's neighbours, of align the last images
 
     def __post_init__(self) -> None:
         for name, bounds in BOUNDS.items():

@@ -46,7 +46,7 @@ def evaluate_shard(model: Network, images: TestImages, protocol: Protocol, out: 
     model.eval()
     check_labels(images.labels, model.num_classes, "The test split")
     described = describe(protocol, model, images)
-    adapter = None if protocol.adaptation is None else Adapter(model, protocol.adaptation, seed=protocol.seed)
+    adapter = _adapter(model, images, protocol)
     wrote = False
     if share_done(out, described) < 1:
         with own_shard(out, shard) as folder:
@@ -96,6 +96,15 @@ def _evaluate_missing(job: _Job, described: dict[str, Any], out: Path, shard: Sh
                     if not is_whole(out):  # else that process has finished, and removed the folder
                         raise
             progress.advance(piece.stop - piece.start)
+
+
+def _adapter(model: Network, images: TestImages, protocol: Protocol) -> Adapter | None:
+    """What adapts; a method that compares with training images gets some."""
+    adaptation = protocol.adaptation
+    if adaptation is None:
+        return None
+    source = as_tensor(images.source_images(), model.device) if adaptation.rule == "align" else None
+    return Adapter(model, adaptation, seed=protocol.seed, source=source)
 
 
 def _predict_along(job: _Job, stream: Stream, piece: Piece) -> Kept:

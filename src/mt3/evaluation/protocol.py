@@ -23,6 +23,8 @@ from mt3.objectives.augment import SIDE
 from mt3.support.errors import InputError, name_list, one_of
 from mt3.support.version import __version__
 
+SOURCE_IMAGES = 1000  # of the training split, for methods that compare with it
+
 
 @dataclass(frozen=True)
 class TestImages:
@@ -91,6 +93,13 @@ class TestImages:
         images = self._clean.test_images[start:stop]
         return images if source == CLEAN else corruptions.apply(images, *source, seed=self.seed, first_index=start)
 
+    def source_images(self) -> NDArray[np.uint8]:
+        """Training images, spread over all of them, since they may be sorted by class."""
+        if self.dataset is None or len(self.dataset.train_images) < 2:
+            raise InputError("This method compares with training images, and there are none; give --data with some.")
+        rows = np.linspace(0, len(self.dataset.train_images) - 1, SOURCE_IMAGES).astype(int)
+        return np.array(self.dataset.train_images[np.unique(rows)])
+
     @property
     def _clean(self) -> Dataset:
         assert self.dataset is not None
@@ -158,6 +167,8 @@ def describe(protocol: Protocol, model: Network, images: TestImages) -> dict[str
         told["passes"] = passes(adaptation)  # what an answer costs
     if protocol.confidence:
         told["confidence"] = True
+    if adaptation is not None and adaptation.rule == "align":
+        told["source_images"] = len(images.source_images())
     return {
         "run": protocol.run,
         "label": protocol.label,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mt3.config.adaptation import Adaptation
+from mt3.config.adaptation import TUNED, Adaptation
 from mt3.config.rivals import get_rival
 from mt3.models.classifier import MT3Model
 from mt3.objectives.registry import get_objective
@@ -16,7 +16,6 @@ from mt3.support.files import read_json
 
 # what there is no choice of where each image is adapted to by itself
 ALONE: dict[str, Any] = {"carry": "image", "batch": 1, "answer": "after", "reset": "never"}
-TUNED = ("lr", "steps", "views")  # what `mt3 tune` chooses
 EVIDENCE = ("method", "stream", "rule", "choice", "images", "model_hash", "points")
 
 
@@ -52,6 +51,8 @@ def passes(adaptation: Adaptation) -> float:
     """
     if adaptation.rule == "average":
         return float(adaptation.views)
+    if adaptation.rule == "align" and adaptation.answer == "first":
+        return 2.0
     if adaptation.rule != "step" or adaptation.objective is None or not adaptation.steps:
         return 1.0
     objective = get_objective(adaptation.objective, adaptation.variant)

@@ -1,4 +1,4 @@
-"""Choosing learning rate, steps and views of a method, on corruptions and images that are not reported."""
+"""Choosing learning rate, steps, views or support of a method, on corruptions and images that are not reported."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,12 +6,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from mt3.config.adaptation import Adaptation
+from mt3.config.adaptation import TUNED, Adaptation
 from mt3.corruptions import HELD_OUT
 from mt3.evaluation.evaluate import evaluate
 from mt3.evaluation.predict import NOT_FINITE
 from mt3.evaluation.protocol import Protocol, TestImages
-from mt3.evaluation.settle import TUNED
 from mt3.models.call import Network
 from mt3.objectives.registry import get_objective
 from mt3.results.facts import TUNING, Evaluation
@@ -21,7 +20,8 @@ from mt3.support.files import check_can_write, write_json
 FACTORS = (0.1, 1.0, 10.0, 100.0)  # of the method's learning rate, which may be made for another network
 STEPS = (1, 3)
 VIEWS = (8, 32)
-RULE = "the highest accuracy; of equal ones the smallest learning rate times steps, then the fewest views"
+SUPPORT = (32, 128, 512)  # images whose moments count
+RULE = "the highest accuracy; of equal ones the smallest learning rate times steps, then the fewest views or images"
 
 Point = tuple[dict[str, Any], Evaluation]  # a setting, and what it gave
 
@@ -33,6 +33,7 @@ class Grid:
     lr: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
     views: tuple[int, ...] = ()
+    support: tuple[int, ...] = ()
 
     def points(self) -> list[dict[str, Any]]:
         tried = {name: getattr(self, name) for name in TUNED if getattr(self, name)}
@@ -47,9 +48,10 @@ def default_grid(adaptation: Adaptation, asked: Grid) -> Grid:
         tuple(factor * adaptation.lr for factor in FACTORS) if steps else (),
         STEPS if steps else (),
         VIEWS if adaptation.rule == "average" else (adaptation.views,) if views else (),
+        SUPPORT if adaptation.rule == "align" else (),
     )
     if not own.points()[0]:
-        raise InputError("This method has no learning rate, steps or views to choose; evaluate it as it is.")
+        raise InputError("This method has no learning rate, steps, views or support to choose; evaluate it as it is.")
     needless = [name for name in TUNED if getattr(asked, name) and not getattr(own, name)]
     if needless:
         raise InputError(f"This method has no {needless[0]} to choose; drop --{needless[0]}.")
@@ -99,7 +101,7 @@ def choose(found: Sequence[Point]) -> dict[str, Any]:
     def place(one: Point) -> tuple[float, ...]:
         point, evaluation = one
         size = point.get("lr", 1.0) * point.get("steps", 1)
-        return -evaluation.accuracy(), size, point.get("views", 1), point.get("steps", 1)
+        return -evaluation.accuracy(), size, point.get("views", 1), point.get("support", 1), point.get("steps", 1)
 
     return min(found, key=place)[0]
 

@@ -177,7 +177,7 @@ def _range(values: Sequence[float]) -> Cell:
     return Cell(low, digits=None) if low == high else Cell(text=f"{low:g} to {high:g}")
 
 
-SHOWN = ("objective", "steps", "lr", "views", "layers", "momentum", "batch", "answer", "reset")
+SHOWN = ("objective", "steps", "lr", "views", "layers", "momentum", "support", "batch", "answer", "reset")
 
 
 def _setting_table(model: Model) -> list[Table]:
@@ -206,6 +206,7 @@ def _setting(adaptation: dict[str, Any]) -> dict[str, str]:
     rule, without = adaptation.get("rule", "step"), ("steps", "lr", "layers", "momentum")
     told = adaptation if rule == "step" else adaptation | dict.fromkeys(without) | {"objective": rule}
     told = told if rule in ("step", "average") else told | {"views": None}
+    told = told | {"support": None} if rule in ("step", "average") else told
     values = {name: told.get(name) for name in SHOWN}
     return {n: "-" if v is None else f"{v:g}" if isinstance(v, float) else str(v) for n, v in values.items()}
 
