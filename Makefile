@@ -41,7 +41,6 @@ methods: $(READY)
 	benchmarks/rivals.sh $(DATA) $(METHODS_OUT) cifar10-supervised memo tent sar t3a lame plus average memo-augmix
 	for model in cifar10-cpu cifar10-jt cifar10-supervised; do \
 	  $(BIN)/python -m benchmarks methods --model $$model --json $(METHODS_OUT)/$$model/bench.json || exit; done
-	$(BIN)/mt3 report $(METHODS_OUT) --out $(METHODS_OUT)/report
 
 # what the first owner of a GPU runs: gpu-check.md is the page to send back
 gpu-check: $(READY)
@@ -49,12 +48,12 @@ gpu-check: $(READY)
 
 # RESULTS.md and the pages in results/, from the files there
 results: $(READY)
-	$(BIN)/mt3 report results/cifar10-cpu --published --words results/words/cpu.md --out results/cifar10-cpu/report --page RESULTS.md
+	$(BIN)/mt3 report results/methods --words results/words/methods.md --out results/methods/report --page RESULTS.md
+	$(BIN)/mt3 report results/cifar10-cpu --published --words results/words/cpu.md --out results/cifar10-cpu/report --page results/cifar10-cpu/README.md
 	$(BIN)/mt3 report results/cifar10-cpu-10000 --published --words results/words/cpu-10000.md --out results/cifar10-cpu-10000/report --page results/cifar10-cpu-10000/README.md
 	$(BIN)/mt3 report results/cifar10-workstation --published --words results/words/workstation.md --out results/cifar10-workstation/report --page results/cifar10-workstation/README.md
 	$(BIN)/mt3 report results/cifar10-workstation-step --words results/words/workstation-step.md --out results/cifar10-workstation-step/report --page results/cifar10-workstation-step/README.md
 	$(BIN)/mt3 report results/cifar10-workstation-held-out --words results/words/workstation-held-out.md --out results/cifar10-workstation-held-out/report --page results/cifar10-workstation-held-out/README.md
-	$(BIN)/mt3 report results/methods --words results/words/methods.md --out results/methods/report --page results/methods/README.md
 	$(BIN)/mt3 report results/cifar10-official --words results/words/official.md --out results/cifar10-official/report --page results/cifar10-official/README.md
 
 $(READY): pyproject.toml constraints.txt

@@ -3,6 +3,7 @@
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -357,3 +358,22 @@ def test_shifts_with_images_of_their_own_along_a_stream(tmp_path, digits):
     assert sorted(np.concatenate(found.positions()).tolist()) == list(range(5))
     means = [found.accuracy("after", name) - found.accuracy("before", name) for name in counts]
     assert found.gain().mean == pytest.approx(np.mean(means))
+
+
+def test_plus_compares_with_training_images_of_the_data_set(tmp_path, images):
+    model = make_model()
+    found = mt3.evaluate(model, images.dataset, ["fog"], "plus", stream="shift", limit=12, out=tmp_path / "plus.json")
+    assert found.protocol["source_images"] == 1000
+    assert found.protocol["passes"] == 1
+    assert passes(settle(model, "plus", "shift", {"answer": "first"})) == 2
+    rows = np.linspace(0, len(images.dataset.train_images) - 1, 1000).astype(int)
+    source = torch.from_numpy(images.dataset.train_images[rows]).permute(0, 3, 1, 2)
+    order = found.positions("fog")[0]
+    batch = torch.from_numpy(images.take(("fog", 5), 0, 12)).permute(0, 3, 1, 2)[torch.from_numpy(order.argsort())]
+    by_hand = mt3.Adapter(model, "plus", source=source)(batch).argmax(1).numpy()
+    assert (by_hand == images.labels[:12][order.argsort()]).mean() * 100 == pytest.approx(
+        found.accuracy("after", "fog")
+    )
+    bare = replace(images.dataset, train_images=images.dataset.train_images[:0])
+    with pytest.raises(InputError, match="compares with training images, and there are none"):
+        mt3.evaluate(model, bare, ["fog"], "plus", stream="shift", limit=4)

@@ -108,6 +108,26 @@ def tune_command(args: argparse.Namespace) -> None:
     print(f"wrote {out}; `mt3 evaluate {args.model} --tuned {out}` takes the choice")
 
 
+def trace_command(args: argparse.Namespace) -> None:
+    from mt3.cli.commands import dataset_of_run
+    from mt3.corruptions import resolve
+    from mt3.corruptions.write import check_severities
+    from mt3.evaluation.protocol import Protocol, TestImages
+    from mt3.models.store import load, read_run
+    from mt3.studies.trace import find_snapshots, trace, trace_table
+
+    set_up(args)
+    snapshots = find_snapshots(args.model, args.start)
+    last = snapshots[-1].path
+    args.corrupted = None
+    dataset = dataset_of_run(args, read_run(last), load(last))
+    names, severities = resolve(args.corruptions or ["held-out"]), tuple(check_severities(args.severity or [5]))
+    protocol = Protocol(names, severities, args.limit, seed=args.seed)
+    out = args.out or args.model / "trace.json"
+    print(trace_table(trace(snapshots, TestImages(dataset, first=args.first), protocol, out)))
+    print(f"wrote {out} and {out.with_suffix('.png').name}")
+
+
 def tuning_summary(tuned: dict[str, Any]) -> str:
     """The grid with its accuracies, the choice marked, and whether it is better than the model as it is."""
     from mt3.results.statistics import Difference

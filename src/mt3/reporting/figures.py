@@ -49,10 +49,15 @@ class Sweep(NamedTuple):
 
 
 @contextmanager
-def drawing(*paths: Path, width: float, height: float, columns: int = 1, rows: int = 1) -> Iterator[tuple[Any, Any]]:
-    """Yield a figure and its axes row by row; then write it to the paths, the same bytes for the same content."""
+def drawing(
+    *paths: Path, width: float, height: float, columns: int = 1, rows: int = 1, share: bool = True
+) -> Iterator[tuple[Any, Any]]:
+    """Yield a figure and its axes row by row; then write it to the paths, the same bytes for the same content.
+
+    The panels share a vertical scale unless they show different things.
+    """
     pyplot = import_pyplot()
-    size: dict[str, Any] = {"figsize": (width, height), "squeeze": False, "sharey": True, "layout": "constrained"}
+    size: dict[str, Any] = {"figsize": (width, height), "squeeze": False, "sharey": share, "layout": "constrained"}
     with pyplot.style.context(["default", STYLE]):
         figure, axes = pyplot.subplots(rows, columns, **size)
         try:
