@@ -180,14 +180,14 @@ def test_confidence_by_softmax_and_by_copies(tmp_path):
             entry["rows"][row]["confidence"] = quality
     write(tmp_path / "e.json", value)
     found = words(tables(tmp_path)["confidence"])
-    assert found["MT, MT3: before adapting"] == {
+    assert found["MT (resnet26x32), MT3: before adapting"] == {
         "AUROC, softmax": "70.0",
         "AUROC, copies": "80.0",
         "calibration error, softmax": "11.0",
         "calibration error, copies": "4.0",
         "AUROC higher by copies": "2 of 2",
     }
-    assert found["MT, MT3: after adapting"]["AUROC, copies"] == "85.0"
+    assert found["MT (resnet26x32), MT3: after adapting"]["AUROC, copies"] == "85.0"
 
 
 def test_a_running_mean_is_of_the_last_answers():

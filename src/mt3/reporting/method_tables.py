@@ -77,7 +77,8 @@ def _model_of(e: Evaluation) -> tuple[str, str]:
     """Its name and title; a model that no training of ours gave is known by its weights."""
     if e.protocol["run"] is None:
         return e.protocol["model_hash"][:8], f"the model {e.protocol['model_hash'][:8]}"
-    return e.run.method, e.method.before + e.run.mark
+    network = f" ({e.run.network})" if e.run.network else ""
+    return e.run.method, e.method.before + network + e.run.mark
 
 
 def _method_of(e: Evaluation) -> str:
