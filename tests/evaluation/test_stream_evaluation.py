@@ -363,7 +363,7 @@ def test_shifts_with_images_of_their_own_along_a_stream(tmp_path, digits):
 def test_plus_compares_with_training_images_of_the_data_set(tmp_path, images):
     model = make_model()
     found = mt3.evaluate(model, images.dataset, ["fog"], "plus", stream="shift", limit=12, out=tmp_path / "plus.json")
-    assert found.protocol["source_images"] == 1000
+    assert found.protocol["moments"] == "1000 training images"
     assert found.protocol["passes"] == 1
     assert passes(settle(model, "plus", "shift", {"answer": "first"})) == 2
     rows = np.linspace(0, len(images.dataset.train_images) - 1, 1000).astype(int)

@@ -39,6 +39,13 @@ def test_the_verdict_names_the_best_whatever_it_is(tmp_path):
     assert "It is above plain; since the best was picked among 2" in verdict
 
 
+def test_a_column_that_nothing_is_in_is_left_out(tmp_path):
+    plain = evaluation(tmp_path, 50, 60)
+    table, verdict = show([Line("plain", None, (plain, "before")), Line("adapted", None, (plain, "after"))])
+    assert "| model   | along a stream |         points more |" in table
+    assert "adapted, along a stream: 60.0 %" in verdict
+
+
 def test_a_best_below_the_model_as_it_is_is_said_to_be(tmp_path):
     plain, worse = evaluation(tmp_path, 80, 60), evaluation(tmp_path, 40, 20)
     lines = [Line("plain", (plain, "before")), Line("worse", (worse, "after"))]

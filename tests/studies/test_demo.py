@@ -21,8 +21,11 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
     assert (meta.corruptions, meta.protocol["images"]) == (sorted(CORRUPTIONS), 2)
     for line, row in (("MT as it is", "before"), ("MT after a step on an unrelated image", "clean_other")):
         assert re.search(rf"\| {line} +\| +\*?\*?{meta.accuracy(row):.1f}", photos)
-    joint = read_evaluation(out / "photos" / "jt" / "as-it-is.json")
-    assert re.search(rf"\| JT as it is +\| +\*?\*?{joint.accuracy('before'):.1f}", photos)
+    joint = read_evaluation(out / "photos" / "jt" / "plus-continual.json")
+    assert joint.protocol["images"] == 200
+    for line, row in (("as it is", "before"), ("with plus", "after")):
+        assert re.search(rf"\| JT {line} +\| +\*?\*?{joint.accuracy(row):.1f}", photos)
+    assert joint.gain().low > 3  # what the demo is to show first
     found = [read_evaluation(path) for path in (out / "photos" / "mt3").glob("*.json")]
     assert sorted(e.path.stem for e in found) == ["average-alone", "own-alone", "own-continual"]
     assert f": {max(e.accuracy('after') for e in found):.1f} %" in photos

@@ -8,7 +8,14 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mt3.adaptation.choose import Wrapping, choose_adaptation, choose_network, images_in_pass, objective_of
+from mt3.adaptation.choose import (
+    Wrapping,
+    choose_adaptation,
+    choose_moments,
+    choose_network,
+    images_in_pass,
+    objective_of,
+)
 from mt3.adaptation.copies import mean_answers, near_copies
 from mt3.adaptation.memory import check_memory, stack_size
 from mt3.adaptation.rules import as_logits, average_over_views
@@ -18,7 +25,6 @@ from mt3.adaptation.views import DrawnViews
 from mt3.config.adaptation import Adaptation
 from mt3.models.call import Network, Params, call, parameters_of, stack_params
 from mt3.models.classifier import MT3Model, check_images
-from mt3.networks.align import Moments, source_moments
 from mt3.objectives.augment import as_float
 from mt3.objectives.objective import Outputs, Views
 from mt3.support.errors import InputError, check_number
@@ -93,7 +99,7 @@ class Adapter(nn.Module):
         normalisation: Sequence[Sequence[float]] | None = None,  # of a classifier that is no MT3Model, as add_objective
         size: int | None = None,  # of such a classifier's images, where it takes only one
         features: str | None = None,  # the name of its class layer, for t3a and lame
-        source: Tensor | None = None,  # some hundred training images, without labels, for plus
+        source: Tensor | None = None,  # some hundred training images, without labels, for plus; none: the model's own
         **fields: Any,
     ) -> None:
         super().__init__()
@@ -106,7 +112,8 @@ class Adapter(nn.Module):
         self.seed, self.stack = seed, stack
         views = self.objective is not None and self.objective.draws_views
         self._bounded = views or isinstance(model, MT3Model)  # or the network's values are its owner's affair
-        moments = self._source_moments(source)
+        with undisturbed(self.model.device):
+            moments = choose_moments(self.model, self.adaptation, None if source is None else self._check(source))
         self.stream = Stream(self.model, self.adaptation, seed, moments) if self.adaptation.carry == "stream" else None
 
     @_undisturbed
@@ -234,24 +241,6 @@ class Adapter(nn.Module):
         """Logits (N, classes) of the model as it is."""
         params = parameters_of(self.model)
         return torch.cat([self._logits(params, part, 0.0) for part in torch.split(self._check(images), UNADAPTED)])
-
-    @_undisturbed
-    def _source_moments(self, source: Tensor | None) -> Moments | None:
-        """The moments of the network's channels on training images, for the rule that goes back to them."""
-        if (source is None) == (self.adaptation.rule == "align"):
-            told = "source=images, some hundred without labels" if source is None else "no source: this method has none"
-            raise InputError(f"Aligned channels are compared with those of training images; give {told}.")
-        if source is None:
-            return None
-        images = self._check(source)
-        if len(images) < 2:
-            raise InputError(f"Expected some hundred training images as the source, got {len(images)}.")
-
-        def ask(network: Any, part: Tensor) -> Tensor:
-            return network.outputs(as_float(part.to(self.model.device), self.model.dtype), False).logits  # type: ignore[no-any-return]
-
-        with torch.inference_mode(False), torch.no_grad():
-            return source_moments(self.model, images, ask)
 
     def _check(self, images: Tensor) -> Tensor:
         return check_images(images, self.model.size, self._bounded)

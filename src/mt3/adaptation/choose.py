@@ -4,14 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from mt3.config.adaptation import FIELDS, Adaptation
 from mt3.config.rivals import RIVALS, adaptation_named
 from mt3.models.call import Network
 from mt3.models.classifier import MT3Model
+from mt3.models.moments import source_moments
 from mt3.models.plain import Plain
 from mt3.models.wrap import add_objective
+from mt3.networks.align import Moments, shapes
 from mt3.networks.norms import has_batch_norm, refuse_training_statistics
 from mt3.objectives.objective import Objective
 from mt3.objectives.registry import get_objective
@@ -71,6 +74,28 @@ def choose_network(model: Any, adaptation: Adaptation, wrapping: Wrapping) -> Ne
     return network
 
 
+def choose_moments(model: Network, adaptation: Adaptation, source: Tensor | None) -> Moments | None:
+    """What the rule align goes back to: the moments on these images, or those that the model came with."""
+    if adaptation.rule != "align":
+        if source is not None:
+            raise InputError("Training images as the source are for the method plus alone; leave out source.")
+        return None
+    if source is not None:
+        if len(source) < 2:
+            raise InputError(f"Expected some hundred training images as the source, got {len(source)}.")
+        with torch.inference_mode(False), torch.no_grad():
+            return source_moments(model, source)
+    known: Moments = getattr(model, "moments", None) or {}
+    if not known:
+        raise InputError(
+            "Aligned channels are compared with those of training images; give source=images, some hundred without "
+            "labels, or a run for which `mt3 moments` has written them."
+        )
+    if {name: tuple(t.shape) for name, t in known.items()} != shapes(model):
+        raise InputError("The model came with moments of other norms than it has; `mt3 moments` writes its own.")
+    return {name: t.to(model.device) for name, t in known.items()}
+
+
 def objective_of(adaptation: Adaptation) -> Objective | None:
     """What is minimised; none where nothing is."""
     name = adaptation.objective
@@ -95,8 +120,6 @@ def _check_fit(model: Network, adaptation: Adaptation) -> None:
         raise InputError("LAME compares the images of a batch; give carry='stream' and a batch of at least 2.")
     if adaptation.rule == "align" and not stream:
         raise InputError("Aligned channels are those of a stream's images; give carry='stream'.")
-    if adaptation.rule == "align" and adaptation.reset in ("guard", "low-entropy"):
-        raise InputError("Aligned channels take no step to guard; give reset='never', 'shift' or 'every N'.")
     if adaptation.rule == "average" and (objective is None or not objective.draws_views):
         raise InputError("The average is over views, which this objective does not draw; give marginal-entropy.")
     if objective is None:

@@ -29,7 +29,8 @@ from mt3.adaptation.views import DrawnViews
 from mt3.config.adaptation import Adaptation
 from mt3.models.call import Network, Params, call, call_together, parameters_of
 from mt3.models.classifier import MT3Model
-from mt3.networks.align import Moments, align
+from mt3.models.moments import aligned_logits
+from mt3.networks.align import Moments
 from mt3.objectives.augment import as_float
 from mt3.objectives.objective import Outputs, Views
 from mt3.support.errors import InputError, name_list
@@ -137,16 +138,11 @@ class Stream:
     def _aligned(self, images: Tensor) -> Tensor:
         """By the network whose channels have the moments of training again; these images count before or after it."""
         assert self.source is not None
-        pixels = as_float(images, self.model.dtype)
-
-        def ask(network: Any) -> Tensor:
-            return network.outputs(pixels, False).logits  # type: ignore[no-any-return]
-
         rate, first = min(1.0, len(images) / self.adaptation.support), self.adaptation.answer == "first"
         with torch.no_grad():
-            logits = align(self.model, ask, self.source, self.moments, 0.0)[0] if first else None
-            after, self.moments = align(self.model, ask, self.source, self.moments, rate)
-        return after if logits is None else logits
+            before = aligned_logits(self.model, images, self.source, self.moments, 0.0)[0] if first else None
+            after, self.moments = aligned_logits(self.model, images, self.source, self.moments, rate)
+        return after if before is None else before
 
     def _guarded(self, images: Tensor) -> Tensor:
         """As `_step`, unless the guard goes back: then the model as it is answers."""

@@ -116,6 +116,14 @@ def _parser() -> argparse.ArgumentParser:
     compute_arguments(tune)
     tune.set_defaults(run=method_commands.tune_command)
 
+    moments = subparsers.add_parser("moments", help="let a model know its channels on training images, for plus")
+    moments.add_argument("model", type=path, metavar="RUN", help="a run or a saved model, beside whose weights they go")
+    moments.add_argument("--images", type=partial(count, low=2), default=1000, help="training images (default: 1000)")
+    moments.add_argument("--data", help="the data set, if RUN does not say")
+    data_arguments(moments)
+    compute_arguments(moments)
+    moments.set_defaults(run=method_commands.moments_command)
+
     trace = subparsers.add_parser("trace", help="what happens to the step along a training, from its snapshots")
     trace.add_argument("model", type=path, metavar="RUN", help="a run that was trained with --snapshot-every")
     trace.add_argument("--start", type=path, metavar="MODEL", help="the model that it began with, as the first point")

@@ -108,6 +108,30 @@ def tune_command(args: argparse.Namespace) -> None:
     print(f"wrote {out}; `mt3 evaluate {args.model} --tuned {out}` takes the choice")
 
 
+def moments_command(args: argparse.Namespace) -> None:
+    import torch
+
+    from mt3.cli.commands import dataset_of_run
+    from mt3.evaluation.predict import as_tensor
+    from mt3.models.moments import source_moments, write_moments
+    from mt3.models.store import MOMENTS_FILE, find_model, load, read_run
+    from mt3.support.threads import undisturbed
+
+    device, folder = set_up(args), find_model(args.model)
+    model = load(args.model).to(device)
+    args.corrupted = None
+    dataset = dataset_of_run(args, read_run(folder), model)
+    assert dataset is not None
+    images = dataset.some_training_images(args.images)
+    if len(images) < 2:
+        raise InputError(f"{dataset.name} has no training images; give --data with some.")
+    with undisturbed(device), torch.no_grad():
+        found = source_moments(model, as_tensor(images, device))
+    write_moments(folder / MOMENTS_FILE, found)
+    channels = sum(t.shape[1] for t in found.values())
+    print(f"wrote {folder / MOMENTS_FILE}: {channels} channels behind {len(found)} norms, on {len(images)} images")
+
+
 def trace_command(args: argparse.Namespace) -> None:
     from mt3.cli.commands import dataset_of_run
     from mt3.corruptions import resolve

@@ -38,6 +38,11 @@ class Dataset:
         """The side of the images in pixels."""
         return int(self.test_images.shape[1])
 
+    def some_training_images(self, count: int) -> Images:
+        """So many of them, or all, spread over the whole split, since it may be sorted by class."""
+        rows = np.linspace(0, max(0, len(self.train_images) - 1), count).astype(int)
+        return np.array(self.train_images[np.unique(rows)]) if len(self.train_images) else self.train_images
+
     def __reduce__(self) -> tuple[Any, ...]:
         """To other processes go the names of mapped files, not their bytes."""
         return _rebuild, tuple(_pack(getattr(self, field.name)) for field in fields(self))

@@ -99,11 +99,12 @@ def _evaluate_missing(job: _Job, described: dict[str, Any], out: Path, shard: Sh
 
 
 def _adapter(model: Network, images: TestImages, protocol: Protocol) -> Adapter | None:
-    """What adapts; a method that compares with training images gets some."""
+    """What adapts; a method that compares with training images gets some, unless the model knows what it needs."""
     adaptation = protocol.adaptation
     if adaptation is None:
         return None
-    source = as_tensor(images.source_images(), model.device) if adaptation.rule == "align" else None
+    wants = adaptation.rule == "align" and not getattr(model, "moments", None)
+    source = as_tensor(images.source_images(), model.device) if wants else None
     return Adapter(model, adaptation, seed=protocol.seed, source=source)
 
 

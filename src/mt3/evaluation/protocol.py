@@ -94,11 +94,11 @@ class TestImages:
         return images if source == CLEAN else corruptions.apply(images, *source, seed=self.seed, first_index=start)
 
     def source_images(self) -> NDArray[np.uint8]:
-        """Training images, spread over all of them, since they may be sorted by class."""
-        if self.dataset is None or len(self.dataset.train_images) < 2:
+        """Training images for a method that compares with some."""
+        images = None if self.dataset is None else self.dataset.some_training_images(SOURCE_IMAGES)
+        if images is None or len(images) < 2:
             raise InputError("This method compares with training images, and there are none; give --data with some.")
-        rows = np.linspace(0, len(self.dataset.train_images) - 1, SOURCE_IMAGES).astype(int)
-        return np.array(self.dataset.train_images[np.unique(rows)])
+        return images
 
     @property
     def _clean(self) -> Dataset:
@@ -168,7 +168,8 @@ def describe(protocol: Protocol, model: Network, images: TestImages) -> dict[str
     if protocol.confidence:
         told["confidence"] = True
     if adaptation is not None and adaptation.rule == "align":
-        told["source_images"] = len(images.source_images())
+        known = getattr(model, "moments", None)
+        told["moments"] = tensors_hash(known) if known else f"{len(images.source_images())} training images"
     return {
         "run": protocol.run,
         "label": protocol.label,

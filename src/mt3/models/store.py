@@ -20,11 +20,13 @@ from torch import Tensor, nn
 
 from mt3.config.adaptation import adaptation_from_dict
 from mt3.models.classifier import MT3Model
+from mt3.models.moments import read_moments
 from mt3.models.weightfile import read_weights
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import RUN_FILE, atomic_path, read_json
 
 MODEL_FILES = ("config.json", "model.safetensors")
+MOMENTS_FILE = "moments.safetensors"  # beside them, where `mt3 moments` wrote them
 KEPT = 2  # checkpoints: the newest and, should it be damaged, the one before
 
 
@@ -187,6 +189,7 @@ def load(path: str | Path, backbone: nn.Module | None = None) -> MT3Model:
             )
         model = MT3Model(**(config | {"backbone": backbone}))
         model.load_state_dict(read_weights(directory / "model.safetensors", model))
+        model.moments = read_moments(directory / MOMENTS_FILE)
         return model.eval()
     try:
         with torch.device("meta"):  # shapes alone, until they are known to be those of the weights
@@ -194,6 +197,7 @@ def load(path: str | Path, backbone: nn.Module | None = None) -> MT3Model:
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{directory / 'config.json'} does not describe a model: {error}") from error
     model.load_state_dict(read_weights(directory / "model.safetensors", model), assign=True)
+    model.moments = read_moments(directory / MOMENTS_FILE)
     return model.to(torch.get_default_device()).eval()
 
 

@@ -6,54 +6,18 @@ channel behind a norm is given back the mean and deviation that it has on traini
 changes: with mean m and deviation s in training, m' and s' now, its weight becomes w s/s', its bias (b - m') s/s' + m.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mt3.networks.bind import bind
+from mt3.networks.bind import Module, bind
 from mt3.networks.norms import BATCH_NORM
-from mt3.support.errors import InputError
 
 EPSILON = 1e-5  # beside a variance, as PyTorch's norms have
-AT_ONCE = 100  # training images in a pass
 
 Moments = dict[str, Tensor]  # by the name of a norm: (2, C), of each channel behind it the mean and the mean square
-
-
-def source_moments(model: nn.Module, images: Tensor, ask: Callable[[nn.Module, Tensor], Tensor]) -> Moments:
-    """The moments behind every norm on training images (N, 3, H, W); `ask` calls a network with some of them."""
-    total: Moments = {}
-
-    def add(name: str, values: Tensor, axis: int) -> Tensor:
-        share = moments(values, axis) * (len(part) / len(images))
-        total[name] = total[name] + share if name in total else share
-        return values
-
-    for part in torch.split(images, AT_ONCE):
-        ask(_watched(model, add), part)
-    if not total:
-        raise InputError("The network has no norm with weights (batch, group or layer norm) behind which to align.")
-    return total
-
-
-def align(
-    model: nn.Module, ask: Callable[[nn.Module], Tensor], source: Moments, now: Mapping[str, Tensor], rate: float
-) -> tuple[Tensor, Moments]:
-    """What `ask` gets from the aligned network, and the moments after it.
-
-    `now` are the moments so far, at first none: then they are the source's. Those of the images that `ask` calls the
-    network with count by `rate`, in the same pass, norm after norm, so that each sees what is aligned before it.
-    """
-    after = dict(source) | dict(now)
-
-    def move(name: str, values: Tensor, axis: int) -> Tensor:
-        found = torch.lerp(after[name], moments(values, axis), rate)
-        after[name] = torch.where(found.isfinite().all(), found, after[name])
-        return _matched(values, after[name], source[name], axis)
-
-    return ask(_watched(model, move)), after
 
 
 def moments(values: Tensor, axis: int) -> Tensor:
@@ -63,7 +27,8 @@ def moments(values: Tensor, axis: int) -> Tensor:
     return torch.stack([exact.mean(rest), exact.square().mean(rest)])
 
 
-def _matched(values: Tensor, now: Tensor, source: Tensor, axis: int) -> Tensor:
+def matched(values: Tensor, now: Tensor, source: Tensor, axis: int) -> Tensor:
+    """Values whose moments are `now`, shifted and scaled so that they would be the source's."""
     shape = [1] * values.dim()
     shape[axis] = -1
     (mean, square), (wanted, wanted_square) = now, source
@@ -73,7 +38,12 @@ def _matched(values: Tensor, now: Tensor, source: Tensor, axis: int) -> Tensor:
     return matched.to(values.dtype)
 
 
-def _watched(model: nn.Module, see: Callable[[str, Tensor, int], Tensor]) -> nn.Module:
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Of the moments behind each norm."""
+    return {name: (2, part.weight.shape[-1]) for name, part in model.named_modules() if _axis(part) is not None}
+
+
+def watched(model: Module, see: Callable[[str, Tensor, int], Tensor]) -> Module:
     """A twin of the model in which `see(name, values, axis)` has the last word on what each norm gives."""
     twin = bind(model, {})
     for name, part in twin.named_modules():

@@ -35,7 +35,7 @@ READERS = 2  # images decoded at a time, which bounds the memory of decoding
 SHOWN_VIEWS = 8  # pairs, or single ones
 EXPLAINED_STEPS = 5  # at most: the loss after each of M steps takes M (M + 1) / 2 of them
 NO_CORRUPTION = "none"
-STREAMS = ("own", "tent", "sar", "t3a")  # what the page offers; a request may name any method
+STREAMS = ("own", "plus", "tent", "sar", "t3a")  # what the page offers; a request may name any method
 
 Pixels = NDArray[np.uint8]
 Read = tuple[Pixels, list[str]]  # an image, and what was done to it

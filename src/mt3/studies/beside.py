@@ -83,6 +83,8 @@ def show(lines: Sequence[Line]) -> tuple[str, str]:
     cells: dict[str, list[Cell]] = {}
     for column, field in columns.items():
         found = [getattr(line, field) for line in lines]
+        if not any(found):
+            continue
         shown = mark_best([DASH if each is None else Cell(each[0].accuracy(each[1])) for each in found])
         gains = [DASH if each is None or not i else _gain_cell(each, found[0]) for i, each in enumerate(found)]
         cells |= {column: list(shown), f"points more, {field}": gains}

@@ -78,12 +78,14 @@ def _digits(out: Path, seed: int, device: torch.device, images: int, max_steps: 
     own, rival = (Setting(load(t.folder).to(device), run=about_model(t.folder)) for t in trainings)
     online = ask(own._replace(stream=STREAM), folder=out / "online")
     tent = ask(rival._replace(method="tent", stream=STREAM), folder=out / "online")
+    plus = ask(rival._replace(method="plus", stream=STREAM), folder=out / "online")
     copies = ask(rival._replace(method="average", fields={"views": 8}), folder=out / "plain" / "copies")
     as_it_is = lines_of("plain", plain, tent, "")[0]
     lines = [
         as_it_is,
         method_line("plain", "average", copies, None),
         method_line("plain", "tent", None, tent),
+        method_line("plain", "plus", None, plus),
         *lines_of("MT", mt3, online, "MT3"),
     ]
     table, verdict = show(lines)
