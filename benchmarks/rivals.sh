@@ -6,6 +6,7 @@
 #
 #     benchmarks/rivals.sh DATA OUT MODEL [METHOD ...]      # mt3 is on the PATH; without methods, all
 set -euo pipefail
+[ $# -ge 3 ] || { sed -n "2,8p" "$0"; exit 2; }
 data=$1 out=$2/$3 model=$3
 shift 3
 methods=${*:-own memo tent sar t3a lame plus average memo-augmix}

@@ -338,7 +338,7 @@ def test_confidence_before_and_after(tmp_path, images):
         for name, value in (("softmax", p.max(1)), ("copies", agreed)):
             pairs = [(a > b) + (a == b) / 2 for a in value[correct] for b in value[~correct]]
             assert told[row]["confidence"][name]["auroc"] == pytest.approx(100 * np.mean(pairs))
-    assert found.protocol["confidence"] is True
+    assert found.protocol["confidence"] == "copies"
     assert "confidence" not in told["view_average"]
     without_views = mt3.evaluate(model, images.dataset, ["fog"], "tent", confidence=True, limit=4)
     assert without_views.answers("after", "fog")[0].confidence is not None

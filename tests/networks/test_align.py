@@ -140,3 +140,84 @@ def test_what_cannot_be_aligned_is_refused():
     plain = nn.Sequential(nn.Flatten(), nn.Linear(3 * 144, 2))
     with pytest.raises(mt3.InputError, match="has no norm with weights"):
         mt3.Adapter(plain, "plus", source=source, size=12)
+
+
+class Twice(nn.Module):
+    """One norm in two places, under two names, and one that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3)
+        self.norm, self.last = nn.GroupNorm(2, 6), nn.Linear(6, 3)
+        self.same = self.norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.second(torch.relu(self.norm(self.first(x)))))
+        return self.last(torch.relu(self.same(2 * x + 1)).mean((2, 3)))
+
+
+def test_a_norm_that_is_used_again_has_moments_for_each_call():
+    torch.manual_seed(0)
+    net, source = Twice().eval(), make_images(40)
+    adapter = mt3.Adapter(net, "plus", source=source, batch=40, support=40)
+    torch.testing.assert_close(adapter(source), net(source), atol=1e-5, rtol=0)
+    assert sum(name.startswith("moments/") for name in adapter.state_dict()) == 3
+
+
+class Channels(nn.LayerNorm):
+    """A layer norm of images, whose channels come first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+def test_layer_norms_along_their_channels_by_hand():
+    torch.manual_seed(0)
+    source, images = make_images(130), 0.3 * make_images(8, seed=2)  # more than go through the network at once
+
+    class Rows(nn.Module):
+        def __init__(self, norm: nn.Module, first: bool) -> None:
+            super().__init__()
+            self.conv, self.norm, self.first = nn.Conv2d(3, 12, 1), norm, first  # as many channels as columns
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            return self.norm(x).mean((2, 3)) if self.first else self.norm(x.movedim(1, -1)).mean((1, 2))
+
+    for norm, first in ((nn.LayerNorm(12), False), (Channels(12), True)):
+        net = Rows(norm, first).eval()
+        found = mt3.Adapter(net, "plus", source=source, batch=8, support=4)(images)  # these images alone count
+        with torch.no_grad():
+            before, values = (net.norm(v if first else v.movedim(1, -1)) for v in (net.conv(source), net.conv(images)))
+        (m, q), (now_m, now_q) = (moments(v, 1 if first else -1) for v in (before, values))
+        scale = ((q - m**2 + EPSILON) / (now_q - now_m**2 + EPSILON)).sqrt()
+        by_hand = (values.mean((2, 3) if first else (1, 2)) - now_m) * scale + m
+        torch.testing.assert_close(found, by_hand, atol=1e-4, rtol=0)
+
+
+def test_an_adapter_of_another_type_and_values_that_are_not_finite():
+    net, source, images = make_net("group"), make_images(30), make_images(8, seed=3)
+    adapter = mt3.Adapter(net, "plus", source=source)
+    exact = adapter(images)
+    adapter.reset()
+    wide = adapter.double()(images.double())
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close(wide.float(), exact, atol=1e-4, rtol=0)
+    with pytest.raises(mt3.InputError, match="not finite for these training images"):
+        mt3.Adapter(make_net("batch"), "plus", source=source * 1e25)
+    with pytest.raises(mt3.InputError, match="follows a stream"):
+        adapter.compare(images)
+
+
+def test_a_state_of_another_source_or_not_whole_is_refused():
+    net, source, images = make_net("group"), make_images(30), make_images(8, seed=3)
+    adapter = mt3.Adapter(net, "plus", source=source)
+    adapter(images)
+    state = adapter.state_dict()
+    with pytest.raises(mt3.InputError, match="the same adaptation and seed"):
+        mt3.Adapter(net, "plus", source=source[:20]).load_state_dict(state)
+    part = dict(state)
+    del part[next(name for name in part if name.startswith("moments/"))]
+    for wrong in (part, {n: 3 if n.startswith("moments/") else t for n, t in state.items()}):
+        with pytest.raises(mt3.InputError, match="got moments of other norms"):
+            mt3.Adapter(net, "plus", source=source).load_state_dict(wrong)

@@ -44,10 +44,10 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
     code, printed, _ = run(capsys, "report", out)
     assert code == 0
     assert f"{trained.accuracy('after'):.1f}" in printed
-    for data, words in (("photos", "data: photos"), ("digits", "data: digits")):  # a report each
+    for data, file in (("photos", "own"), ("digits", "own"), ("photo-stream", "plus")):  # a report each
         page = (out / "report" / data / "report.md").read_text()
-        assert words in page
-        assert "own-continual.json" in page
+        assert f"data: {data}" in page
+        assert f"{file}-continual.json" in page
     code, _, error = run(capsys, "report", out, "--page", tmp_path / "page.md")
     assert (code, error.count("\n")) == (2, 1)
     assert "Expected one data set with --words or --page, got" in error

@@ -53,6 +53,12 @@ def test_every_snapshot_is_a_point_with_its_accuracies_and_cosines(run, capsys):
     assert points[2]["cosine_images"] < points[2]["cosine_draws"] <= 1
 
 
+def test_folders_of_other_names_are_passed_over(tmp_path):
+    for name in ("step-abc", "step-00000010", "step-9"):
+        (tmp_path / "snapshots" / name).mkdir(parents=True)
+    assert [snapshot.step for snapshot in find_snapshots(tmp_path, None)] == [9, 10]
+
+
 def test_what_has_no_snapshots_or_no_step_is_refused(run, tmp_path):
     with pytest.raises(mt3.InputError, match="at least two snapshots"):
         find_snapshots(tmp_path, None)

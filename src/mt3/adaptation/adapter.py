@@ -171,6 +171,7 @@ class Adapter(nn.Module):
     def compare(self, images: Tensor) -> Comparison:
         """Logits, self-supervised loss and gradient norm, before and after adapting to each image."""
         images = self._check(images)
+        self._require_single()
         objective = self.objective
         assert objective is not None
 
@@ -277,11 +278,7 @@ class Adapter(nn.Module):
 
         On a CPU several stacks are computed at once, in threads, so `use` must not change what they share.
         """
-        if self.stream is not None:
-            raise InputError(
-                "This adapter follows a stream and answers its next images by adapter(images) alone; for single images "
-                "before and after make one with carry='image'."
-            )
+        self._require_single()
         pixels = images.shape[-1]
         size = max(1, min(self.stack_for(len(images), pixels), len(images)))
         check_memory(self.model, size * self._images_in_pass(), pixels)
@@ -293,6 +290,13 @@ class Adapter(nn.Module):
 
         starts = range(0, len(images), size)
         return side_by_side(adapt_stack, starts, count_threads(self.model, len(starts)))
+
+    def _require_single(self) -> None:
+        if self.stream is not None:
+            raise InputError(
+                "This adapter follows a stream and answers its next images by adapter(images) alone; for single images "
+                "before and after make one with carry='image'."
+            )
 
     def _logits(self, params: Params, images: Tensor, statistics: float | None = None) -> Tensor:
         """Of images by parameters; of stacks (S, n, 3, H, H), each image is a batch of its own for batch statistics."""

@@ -14,7 +14,7 @@ from mt3.models.classifier import MT3Model
 from mt3.models.moments import source_moments
 from mt3.models.plain import Plain
 from mt3.models.wrap import add_objective
-from mt3.networks.align import Moments, shapes
+from mt3.networks.align import Moments, fits
 from mt3.networks.norms import has_batch_norm, refuse_training_statistics
 from mt3.objectives.objective import Objective
 from mt3.objectives.registry import get_objective
@@ -91,7 +91,7 @@ def choose_moments(model: Network, adaptation: Adaptation, source: Tensor | None
             "Aligned channels are compared with those of training images; give source=images, some hundred without "
             "labels, or a run for which `mt3 moments` has written them."
         )
-    if {name: tuple(t.shape) for name, t in known.items()} != shapes(model):
+    if not fits(model, known):
         raise InputError("The model came with moments of other norms than it has; `mt3 moments` writes its own.")
     return {name: t.to(model.device) for name, t in known.items()}
 

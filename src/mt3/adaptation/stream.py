@@ -30,6 +30,7 @@ from mt3.config.adaptation import Adaptation
 from mt3.models.call import Network, Params, call, call_together, parameters_of
 from mt3.models.classifier import MT3Model
 from mt3.models.moments import aligned_logits
+from mt3.models.store import tensors_hash
 from mt3.networks.align import Moments
 from mt3.objectives.augment import as_float
 from mt3.objectives.objective import Outputs, Views
@@ -231,8 +232,8 @@ class Stream:
             if own is None or own.shape != p.shape:
                 raise InputError(f"Expected the state of a stream of this network, got other values for {name}.")
         moments = {name.removeprefix(MOMENTS): t for name, t in state.items() if name.startswith(MOMENTS)}
-        like_moments = self.source or {}
-        if any(name not in like_moments or t.shape != like_moments[name].shape for name, t in moments.items()):
+        like_moments = {name: t.shape for name, t in (self.source or {}).items()} if moments else {}
+        if {name: getattr(t, "shape", None) for name, t in moments.items()} != like_moments:
             raise InputError("Expected the state of a stream of this network, got moments of other norms.")
         with self._alone():
             self._start()
@@ -248,4 +249,5 @@ class Stream:
     def _mark(self) -> Tensor:
         """A mark of the adaptation and the seed, so that the state of another stream is not taken for one of this."""
         text = json.dumps([self.adaptation.to_dict(), int(self.seed)])
+        text += "" if self.source is None else tensors_hash({n: t.float() for n, t in self.source.items()})
         return torch.tensor(list(hashlib.blake2b(text.encode(), digest_size=16).digest()), dtype=torch.uint8)

@@ -140,7 +140,7 @@ def trace_command(args: argparse.Namespace) -> None:
     from mt3.models.store import load, read_run
     from mt3.studies.trace import find_snapshots, trace, trace_table
 
-    set_up(args)
+    device = set_up(args)
     snapshots = find_snapshots(args.model, args.start)
     last = snapshots[-1].path
     args.corrupted = None
@@ -148,7 +148,7 @@ def trace_command(args: argparse.Namespace) -> None:
     names, severities = resolve(args.corruptions or ["held-out"]), tuple(check_severities(args.severity or [5]))
     protocol = Protocol(names, severities, args.limit, seed=args.seed)
     out = args.out or args.model / "trace.json"
-    print(trace_table(trace(snapshots, TestImages(dataset, first=args.first), protocol, out)))
+    print(trace_table(trace(snapshots, TestImages(dataset, first=args.first), protocol, out, device)))
     print(f"wrote {out} and {out.with_suffix('.png').name}")
 
 

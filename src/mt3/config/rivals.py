@@ -18,7 +18,6 @@ class Rival:
     batch_norm: bool = False  # whether the network has to have batch normalisation
     least: int = 1  # images of a group
     stream: bool = False  # whether there is nothing to do for a single image: groups of a stream alone
-    source: bool = False  # whether it compares with training images, which need no labels
 
 
 RIVALS: dict[str, Rival] = {
@@ -100,7 +99,6 @@ RIVALS: dict[str, Rival] = {
         "channels keep the mean and deviation of training, as batch normalisation's in Schneider et al., NeurIPS 2020",
         Adaptation(None, steps=0, carry="stream", batch=8, rule="align", support=128),
         stream=True,
-        source=True,
     ),
     "average": Rival(
         "average of copies",

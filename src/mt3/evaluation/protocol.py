@@ -166,7 +166,7 @@ def describe(protocol: Protocol, model: Network, images: TestImages) -> dict[str
     if adaptation is not None:
         told["passes"] = passes(adaptation)  # what an answer costs
     if protocol.confidence:
-        told["confidence"] = True
+        told["confidence"] = "copies"  # over which the mean is taken
     if adaptation is not None and adaptation.rule == "align":
         known = getattr(model, "moments", None)
         told["moments"] = tensors_hash(known) if known else f"{len(images.source_images())} training images"

@@ -31,6 +31,8 @@ def source_moments(model: Network, images: Tensor) -> Moments:
         watched(model, add).outputs(as_float(part.to(model.device), model.dtype), False)
     if not total:
         raise InputError("The network has no norm with weights (batch, group or layer norm) behind which to align.")
+    if not all(t.isfinite().all() for t in total.values()):
+        raise InputError("The network gives values that are not finite for these training images; give others.")
     return total
 
 
@@ -45,9 +47,13 @@ def aligned_logits(
     after = dict(source) | dict(now)
 
     def move(name: str, values: Tensor, axis: int) -> Tensor:
-        found = torch.lerp(after[name], moments(values, axis), rate)
-        after[name] = torch.where(found.isfinite().all(), found, after[name])
-        return matched(values, after[name], source[name], axis)
+        if name not in source:  # training images do not pass it
+            return values
+        fresh = moments(values, axis)
+        before = after[name].to(fresh)
+        found = torch.lerp(before, fresh, rate)
+        after[name] = torch.where(found.isfinite().all(), found, before)
+        return matched(values, after[name], source[name].to(fresh), axis)
 
     return watched(model, move).outputs(as_float(images, model.dtype), False).logits, after
 

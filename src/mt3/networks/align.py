@@ -7,7 +7,6 @@ changes: with mean m and deviation s in training, m' and s' now, its weight beco
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,8 @@ from mt3.networks.bind import Module, bind
 from mt3.networks.norms import BATCH_NORM
 
 EPSILON = 1e-5  # beside a variance, as PyTorch's norms have
+
+AGAIN = "/"  # between a norm's name and the number of its call, from the second on
 
 Moments = dict[str, Tensor]  # by the name of a norm: (2, C), of each channel behind it the mean and the mean square
 
@@ -38,13 +39,18 @@ def matched(values: Tensor, now: Tensor, source: Tensor, axis: int) -> Tensor:
     return matched.to(values.dtype)
 
 
-def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Of the moments behind each norm."""
-    return {name: (2, part.weight.shape[-1]) for name, part in model.named_modules() if _axis(part) is not None}
+def fits(model: nn.Module, given: Moments) -> bool:
+    """Whether these can be moments behind the norms of this network."""
+    norms = {name: part for name, part in model.named_modules() if _axis(part) is not None}
+    known = ((norms.get(name.partition(AGAIN)[0]), tuple(t.shape)) for name, t in given.items())
+    return all(part is not None and shape == (2, len(part.weight)) for part, shape in known)
 
 
 def watched(model: Module, see: Callable[[str, Tensor, int], Tensor]) -> Module:
-    """A twin of the model in which `see(name, values, axis)` has the last word on what each norm gives."""
+    """A twin of the model, for one pass, in which `see(name, values, axis)` has the last word on what each norm gives.
+
+    A norm that is used again in the pass has another name there.
+    """
     twin = bind(model, {})
     for name, part in twin.named_modules():
         axis = _axis(part)
@@ -54,18 +60,33 @@ def watched(model: Module, see: Callable[[str, Tensor, int], Tensor]) -> Module:
     return twin
 
 
-class _Seen(NamedTuple):
-    name: str
-    axis: int
-    see: Callable[[str, Tensor, int], Tensor]
+class _Seen:
+    """A hook that counts the calls of its norm."""
+
+    def __init__(self, name: str, axis: int, see: Callable[[str, Tensor, int], Tensor]) -> None:
+        self.name, self.axis, self.see, self.calls = name, axis, see, 0
 
     def __call__(self, norm: nn.Module, given: tuple[Tensor, ...], values: Tensor) -> Tensor:
-        return self.see(self.name, values, self.axis)
+        self.calls += 1
+        name = self.name if self.calls == 1 else f"{self.name}{AGAIN}{self.calls}"
+        return self.see(name, values, self.axis)
 
 
 def _axis(part: nn.Module) -> int | None:
-    """Along which axis a norm's channels lie; none for what is no norm, or has no weights."""
+    """Along which axis a norm's channels lie; none for what is no norm, or has no weight for each channel."""
     if isinstance(part, nn.GroupNorm | BATCH_NORM) and part.affine:
         return 1
-    last = isinstance(part, nn.LayerNorm) and part.elementwise_affine and len(part.normalized_shape) == 1
-    return -1 if last else None
+    if not isinstance(part, nn.LayerNorm) or not part.elementwise_affine or len(part.normalized_shape) > 1:
+        return None
+    return 1 if type(part).forward is not nn.LayerNorm.forward and _takes_images(part) else -1
+
+
+def _takes_images(part: nn.LayerNorm) -> bool:
+    """Whether a norm that calls itself a layer norm takes channels first, as in networks of convolutions."""
+    channels = part.normalized_shape[0]
+    try:
+        with torch.no_grad():
+            part(part.weight.new_zeros(1, channels, channels + 1, channels + 2))
+    except RuntimeError:
+        return False
+    return True

@@ -236,7 +236,9 @@ def confidence_table(results: Results) -> list[Table]:
 
 
 def _has_confidence(e: Evaluation) -> bool:
-    return bool(e.corruptions) and e.has("after") and all(a.confidence for row in NEAR_COPIES for a in e.answers(row))
+    if not e.corruptions or not e.has("after"):
+        return False
+    return all("copies" in (a.confidence or {}) for row in NEAR_COPIES for a in e.answers(row))
 
 
 def _figures(model: Model, severity: int) -> list[Figure]:

@@ -1,5 +1,6 @@
 """The demo's first part: the shipped models on real photos, without training."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +42,8 @@ def show_photos(out: Path, device: torch.device, photos: int = PHOTOS) -> str:
     copies = ask(setting._replace(method="average"))
     table, verdict = show([*lines_of("MT", alone, online, "MT3"), method_line("MT", "average", copies, None)])
     stream = partial(Setting, joint, stream=STREAM, fields={"batch": 8}, run=about_model(JOINT))
-    follow = partial(evaluate_setting, images=images, asked=Protocol(CORRUPTIONS), folder=out / "jt")
+    every = TestImages(replace(load_photos(), name="photo-stream"))  # more images, so a report of its own
+    follow = partial(evaluate_setting, images=every, asked=Protocol(CORRUPTIONS), folder=out / "jt")
     plus, tent = (follow(stream(method)) for method in ("plus", "tent"))
     lines = [Line("JT as it is", None, (plus, "before")), method_line("JT", "plus", None, plus)]
     larger, best = show([*lines, method_line("JT", "tent", None, tent)])

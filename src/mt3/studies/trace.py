@@ -1,5 +1,6 @@
 """What happens to the step along a training: accuracies of each snapshot with controls, and its steps' directions."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,11 @@ from mt3.evaluation.predict import as_tensor
 from mt3.evaluation.protocol import CLEAN, Protocol, TestImages
 from mt3.models.classifier import MT3Model
 from mt3.models.store import load
-from mt3.reporting.figures import drawing
+from mt3.reporting.figures import drawing, import_pyplot
 from mt3.results.facts import Evaluation
 from mt3.results.tables import Cell, Line, Table, markdown
 from mt3.support.errors import InputError
-from mt3.support.files import write_json
+from mt3.support.files import check_can_write, write_json
 
 COMPARED = 16  # clean images whose steps are compared
 CURVES = {"before": "#009E73", "clean_other": "#999999", "after": "#D55E00"}
@@ -35,22 +36,27 @@ class Snapshot(NamedTuple):
 def find_snapshots(run: Path, start: Path | None) -> list[Snapshot]:
     """What the run kept along the way, in order; `start` is the model that it began with."""
     found = [] if start is None else [Snapshot(0, start)]
-    found += [Snapshot(int(path.name.removeprefix("step-")), path) for path in sorted(run.glob("snapshots/step-*"))]
+    named = {path: re.fullmatch(r"step-([0-9]+)", path.name) for path in run.glob("snapshots/step-*")}
+    found += sorted(Snapshot(int(match[1]), path) for path, match in named.items() if match)
     if len(found) < 2:
         raise InputError(f"Expected at least two snapshots in {run}/snapshots; train with --snapshot-every.")
     return found
 
 
-def trace(snapshots: Sequence[Snapshot], images: TestImages, protocol: Protocol, out: Path) -> list[dict[str, Any]]:
+def trace(
+    snapshots: Sequence[Snapshot], images: TestImages, protocol: Protocol, out: Path, device: torch.device | str = "cpu"
+) -> list[dict[str, Any]]:
     """Evaluate every snapshot with controls; write the points to `out` and their curves beside it as PNG.
 
     The evaluations lie in a folder of that name; those that are there are not done again.
     """
     if out.suffix != ".json":
         raise InputError(f"Expected a name ending in .json for the points, got {out}; the PNG goes beside it.")
+    import_pyplot()  # before the long work: without it there is no figure
+    check_can_write(out)
     points = []
     for step, path in snapshots:
-        model = load(path)
+        model = load(path).to(device)
         if model.objective is None:
             raise InputError(f"{path} has nothing of its own to adapt with, so that there is no step to follow.")
         asked = replace(protocol, adaptation=model.adaptation, controls=True)
