@@ -420,7 +420,7 @@ def test_confidence_is_the_mean_probability_of_the_answer_over_near_copies():
 
 
 @pytest.mark.parametrize("objective", ["byol", "rotation"])
-def test_confidence_of_a_model_is_before_and_after_adapting(objective):
+def test_confidence_of_a_model_is_after_adapting(objective):
     torch.manual_seed(1)
     model, images = mt3.MT3Model("resnet8x4g2", 3, objective, hidden=6, projection=5), make_images(3, 16)
     adapter = mt3.Adapter(model, views=4, lr=2.0, clip=None)
@@ -429,7 +429,7 @@ def test_confidence_of_a_model_is_before_and_after_adapting(objective):
         copies = near_copies(images[i : i + 1])[0]
         after = adapter.logits(adapted.params, copies).softmax(1)
         answered = after[0].argmax()
-        by_hand = (model(copies).softmax(1)[:, answered].mean() + after[:, answered].mean()) / 2
+        by_hand = after[:, answered].mean()
         assert float(found[i]) == pytest.approx(float(by_hand.detach()), abs=1e-5)
 
 

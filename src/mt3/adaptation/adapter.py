@@ -16,7 +16,7 @@ from mt3.adaptation.choose import (
     images_in_pass,
     objective_of,
 )
-from mt3.adaptation.copies import mean_answers, near_copies
+from mt3.adaptation.copies import mean_answer, near_copies
 from mt3.adaptation.memory import check_memory, stack_size
 from mt3.adaptation.rules import as_logits, average_over_views
 from mt3.adaptation.step import Inner, inner_loop
@@ -198,13 +198,12 @@ class Adapter(nn.Module):
     def confidence(self, images: Tensor, mirror: bool = True) -> Tensor:
         """How sure the answer after adapting to each image is (N,): the mean probability of the answered class.
 
-        The mean is over near copies of the image (itself, its mirror image, shifts by one pixel), before and after
-        adapting to the image. Where a mirrored image means something else, as a digit's, leave it out: mirror=False.
+        The mean is over near copies of the image (itself, its mirror image, shifts by one pixel), all answered by the
+        model adapted to the image. Where a mirrored image means something else, as a digit's, leave it out:
+        mirror=False.
         """
-        copies = near_copies(self._check(images), mirror)
-        after = self.answer(images, copies).logits
-        before = self.unadapted(copies.flatten(0, 1)).view_as(after)
-        return mean_answers(before, after)[1].gather(1, after[:, 0].argmax(1, keepdim=True))[:, 0]
+        logits = self.answer(images, near_copies(self._check(images), mirror)).logits
+        return mean_answer(logits).gather(1, logits[:, 0].argmax(1, keepdim=True))[:, 0]
 
     @_undisturbed
     def adapt(self, images: Tensor) -> Iterator[Adapted]:

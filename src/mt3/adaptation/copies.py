@@ -16,10 +16,6 @@ def near_copies(images: Tensor, mirror: bool = True) -> Tensor:
     return torch.stack([images, *([images.flip(-1)] if mirror else []), *shifted], dim=1)
 
 
-def mean_answers(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities (N, classes) averaged over copies whose logits are (N, copies, classes).
-
-    Those of the model before adapting, and those of before and after together.
-    """
-    first, second = before.softmax(-1).mean(1), after.softmax(-1).mean(1)
-    return first, (first + second) / 2
+def mean_answer(logits: Tensor) -> Tensor:
+    """Probabilities (N, classes) averaged over copies whose logits are (N, copies, classes)."""
+    return logits.softmax(-1).mean(1)

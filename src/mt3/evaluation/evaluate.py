@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mt3.adaptation.adapter import Adapter
-from mt3.adaptation.copies import mean_answers, near_copies
+from mt3.adaptation.copies import mean_answer, near_copies
 from mt3.data.dataset import check_labels
 from mt3.evaluation.pieces import Kept, Piece, Results, is_whole, read_piece, share_done, write_piece
 from mt3.evaluation.predict import as_tensor, probabilities
@@ -156,6 +156,6 @@ def _predict_piece(job: _Job, piece: Piece) -> Kept:
     if job.protocol.confidence:
         after = answers.logits[:, len(wanted) :]
         before = adapter.unadapted(copies.flatten(0, 1)).view_as(after)
-        for row, mean in zip(NEAR_COPIES.values(), mean_answers(before, after), strict=True):
-            results[row] = mean.float().cpu().numpy()
+        for row, logits in zip(NEAR_COPIES.values(), (before, after), strict=True):
+            results[row] = mean_answer(logits).float().cpu().numpy()
     return Kept(results, labels)

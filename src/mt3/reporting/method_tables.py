@@ -230,8 +230,7 @@ def confidence_table(results: Results) -> list[Table]:
     note = "In %, averaged over corruptions. AUROC: how often a right answer has a higher confidence than a wrong one, "
     note += "higher is better; corruptions under which all answers are right or all wrong are left out of it. "
     note += "Calibration error: lower is better. Softmax: the highest probability. Copies: the mean probability of the "
-    note += "answer over the image, its mirror image and its shifts by one pixel; after adapting, by the model before "
-    note += "and after, as `Adapter.confidence` gives it."
+    note += "answer over the image, its mirror image and its shifts by one pixel, as `Adapter.confidence` gives it."
     return make_table("confidence", "Confidence of single answers", "answers", lines, note)
 
 
