@@ -14,7 +14,7 @@ demo: $(READY)
 test test-slow: export OMP_WAIT_POLICY = passive
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow' -n auto --dist loadfile # a process for each core, a file in one of them
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

@@ -41,7 +41,10 @@ def test_wheel_carries_presets_digits_weights_and_types(unpacked):
         assert wanted in names
     assert {"mt3/data/digits.npz", "mt3/py.typed"} <= names
     assert {"mt3/reporting/published/tables.json", "mt3/reporting/published/mt3_training_curve.csv"} <= names
-    assert {f"mt3/weights/cifar10-cpu/{name}" for name in ("config.json", "model.safetensors", "README.md")} <= names
+    assert {
+        f"mt3/weights/cifar10-cpu/{name}"
+        for name in ("config.json", "model.safetensors", "moments.safetensors", "README.md")
+    } <= names
     assert {
         f"mt3/service/page/{name}" for name in ("index.html", "style.css", "page.js", "examples/cat-1.png")
     } <= names

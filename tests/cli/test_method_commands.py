@@ -22,7 +22,10 @@ def test_methods_and_streams_go_into_a_directory(capsys, runs, tmp_path):
     assert "block bootstrap" in text
     code, text, _ = run(capsys, "report", tmp_path / "found", "--out", tmp_path / "report")
     assert code == 0
-    assert "MT (3 of 32,400 steps): average accuracy in % over 2 corruptions, severity 5, 4 images each" in text
+    assert (
+        "MT (resnet8x4) (3 of 32,400 steps): average accuracy in % over 2 corruptions, severity 5, 4 images each"
+        in text
+    )
     page = (tmp_path / "report" / "report.md").read_text()
     assert [cell.strip() for cell in text.splitlines()[2].split("|")[1:-1]] == ["test-time method", "shift", "mixed"]
     assert all(f"| {name} " in page for name in ("as it is", "TENT", "average of copies"))

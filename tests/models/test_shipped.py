@@ -18,6 +18,7 @@ from mt3.models.store import shipped_models, tensors_hash
 from mt3.results import Evaluation, read_evaluation
 
 ROOT = Path(__file__).parents[2]
+FILES = ("config.json", "model.safetensors", "moments.safetensors")
 NAME = "cifar10-cpu"
 
 
@@ -31,7 +32,7 @@ def evaluation() -> Evaluation:
 
 def test_it_is_small_and_complete():
     folder = shipped_models()[NAME]
-    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "run.json", "README.md"}
+    assert {path.name for path in folder.iterdir()} == {*FILES, "run.json", "README.md"}
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1.5e6
     assert tuple(mt3.load(NAME).classes) == CIFAR10_CLASSES
 
