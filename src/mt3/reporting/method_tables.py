@@ -166,7 +166,8 @@ def _cost_table(model: Model, timings: Sequence[dict[str, Any]]) -> list[Table]:
     note = "Passes: forward passes of one image that an answer costs, by the rule that a forward pass counts 1 and a "
     note += "backward pass 2. "
     note += "Milliseconds an image and times the plain forward pass are of one run of `python -m benchmarks methods`, "
-    note += "which measures all methods in turn, with their defaults." if clock else "come from `python -m benchmarks methods --json FILE`."
+    measured = "which measures all methods in turn, with their defaults."
+    note += measured if clock else "come from `python -m benchmarks methods --json FILE`."
     return make_table(f"methods-cost-{model.name}", f"{model.title}: cost of an answer", METHOD, lines, note)
 
 
