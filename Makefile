@@ -13,8 +13,9 @@ demo: $(READY)
 # a thread that waits sleeps: spinning, it takes the core from the one it waits for when other work shares the cores
 test test-slow: export OMP_WAIT_POLICY = passive
 
+# a process for each core; the tests of a file share one
 test: $(READY) lint
-	$(BIN)/python -m pytest -m 'not slow' -n auto --dist loadfile # a process for each core, a file in one of them
+	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not slow'
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
