@@ -85,7 +85,8 @@ def test_slow_tests_have_a_target_of_their_own(target, wanted):
         pytest.skip("needs make")
     done = subprocess.run([make, "-n", target], cwd=ROOT, capture_output=True, text=True, check=True)
     (line,) = [line for line in done.stdout.splitlines() if "pytest" in line]
-    assert line.endswith(f"-m pytest {wanted}")
+    assert "-m pytest " in line
+    assert line.endswith(f" {wanted}")
 
 
 def test_every_requirement_is_pinned_within_its_range():
