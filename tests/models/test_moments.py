@@ -40,6 +40,12 @@ def test_the_command_writes_what_plus_needs(folder, capsys):
     assert (alone - model(images)).abs().max() > 1e-4
 
 
+def test_moments_go_with_the_weights_that_they_are_of(folder):
+    assert main(["moments", str(folder), "--data", "digits", "--images", "10"]) == 0
+    save_model(mt3.load(folder), folder)
+    assert mt3.load(folder).moments is None
+
+
 @pytest.mark.parametrize(
     "tensors",
     [

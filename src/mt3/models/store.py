@@ -136,6 +136,7 @@ def save_model(model: MT3Model, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory, prefix=".model-") as temporary:
             model.save_pretrained(temporary)
+            (directory / MOMENTS_FILE).unlink(missing_ok=True)  # of other weights
             for name in reversed(MODEL_FILES):  # the weights first: a config without weights would look complete
                 os.replace(Path(temporary) / name, directory / name)
     except (OSError, SafetensorError) as error:
