@@ -1,5 +1,7 @@
 """The step along a training: snapshots evaluated with controls, and the cosines of their steps."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,9 +9,10 @@ import mt3
 from mt3.cli.main import main
 from mt3.data import load_dataset
 from mt3.evaluation.protocol import Protocol, TestImages
+from mt3.models.store import save_model
 from mt3.results.facts import read_evaluation
 from mt3.studies.trace import Snapshot, find_snapshots, trace
-from mt3.support.files import read_json
+from mt3.support.files import read_json, write_json
 
 SMALL = ["--depth", "8", "--width", "4", "--hidden", "6", "--projection", "5", "--start", "none", "--test-views", "3"]
 
@@ -35,13 +38,13 @@ def test_every_snapshot_is_a_point_with_its_accuracies_and_cosines(run, capsys):
     ]
     assert main(words) == 0
     assert "cosine of images" in capsys.readouterr().out
-    points = read_json(run / "trace.json")["points"]
+    points = read_json(run / "trace.json")["trace"]
     assert [point["step"] for point in points] == [0, 2, 4]
-    assert {**points[0], "step": 2} == points[1]
+    assert [point["evaluation"] for point in points] == [f"step-0000000{n}.json" for n in (0, 2, 4)]
+    one, same = (read_evaluation(run / "trace" / points[n]["evaluation"]) for n in (0, 1))
+    assert {**points[0], "step": 2, "evaluation": points[1]["evaluation"]} == points[1]
+    assert one.value["corruptions"] == same.value["corruptions"]
     assert (run / "trace.png").read_bytes().startswith(b"\x89PNG")
-    found = read_evaluation(run / "trace" / "step-00000004.json")
-    assert points[2]["accuracy"]["clean_other"] == found.accuracy("clean_other")
-    assert points[2]["gain"][0] == pytest.approx(found.accuracy("after") - found.accuracy("before"))
     model = mt3.load(run / "snapshots" / "step-00000004")
     images = torch.from_numpy(load_dataset("digits").test_images[:16]).permute(0, 3, 1, 2)
     steps = []
@@ -51,6 +54,52 @@ def test_every_snapshot_is_a_point_with_its_accuracies_and_cosines(run, capsys):
     pairs = [float(steps[i] @ steps[j]) for i in range(16) for j in range(16) if i != j]
     assert points[2]["cosine_images"] == pytest.approx(sum(pairs) / len(pairs), abs=1e-4)
     assert points[2]["cosine_images"] < points[2]["cosine_draws"] <= 1
+
+
+def test_a_report_has_the_trace_and_not_its_evaluations(run, tmp_path):
+    words = ["trace", str(run), "--limit", "6", "--corruptions", "fog", "--out", str(tmp_path / "fog.json")]
+    assert main(words) == 0
+    (tmp_path / "fog.png").unlink()
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "report")]) == 0
+    page = (tmp_path / "report" / "report.md").read_text()
+    found = read_evaluation(tmp_path / "fog" / "step-00000004.json")
+    before, other, after = (f"{found.accuracy(row):.1f}" for row in ("before", "clean_other", "after"))
+    (line,) = [line for line in page.splitlines() if line.startswith("| 4 ")]
+    assert [cell.strip() for cell in line.split("|")[2:5]] == [before, other, after]
+    assert next(word for word in line.split() if word[0] in "+-") == f"{found.gain().mean:+.1f}"
+    assert "6 images under each of fog, severity 5" in page
+    assert "Before and after adapting" not in page
+    assert (tmp_path / "report" / "fog.png").exists()
+
+
+def test_all_points_take_the_step_of_the_last(run, tmp_path):
+    images, protocol = TestImages(load_dataset("digits")), Protocol(("fog",), limit=4)
+    snapshots = find_snapshots(run, None)
+    slow = tmp_path / "slow"
+    model = mt3.load(snapshots[0].path)
+    model.adaptation = replace(model.adaptation, lr=model.adaptation.lr / 8)
+    save_model(model, slow)
+    found = trace([Snapshot(0, slow), *snapshots], images, protocol, tmp_path / "points.json")
+    assert [point.found.setting.lr for point in found.points] == [mt3.load(snapshots[-1].path).adaptation.lr] * 3
+
+
+@pytest.mark.parametrize("harm", ["no points", "a point without a cosine", "an evaluation that is gone"])
+def test_a_trace_that_is_not_whole_is_refused_in_one_sentence(run, tmp_path, harm, capsys):
+    images, protocol = TestImages(load_dataset("digits")), Protocol(("fog",), limit=4)
+    out = tmp_path / "points.json"
+    trace(find_snapshots(run, None), images, protocol, out)
+    points = read_json(out)["trace"]
+    if harm == "no points":
+        points = []
+    elif harm == "a point without a cosine":
+        del points[0]["cosine_draws"]
+    else:
+        (tmp_path / "points" / points[0]["evaluation"]).unlink()
+    write_json(out, {"trace": points})
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "report")]) == 2
+    told = capsys.readouterr().err
+    assert "not whole" in told or "not a whole trace" in told
+    assert not (tmp_path / "report").exists()
 
 
 def test_folders_of_other_names_are_passed_over(tmp_path):

@@ -138,7 +138,9 @@ def trace_command(args: argparse.Namespace) -> None:
     from mt3.corruptions.write import check_severities
     from mt3.evaluation.protocol import Protocol, TestImages
     from mt3.models.store import load, read_run
-    from mt3.studies.trace import find_snapshots, trace, trace_table
+    from mt3.reporting.trace import trace_table
+    from mt3.results.tables import markdown
+    from mt3.studies.trace import find_snapshots, trace
 
     device = set_up(args)
     snapshots = find_snapshots(args.model, args.start)
@@ -148,7 +150,8 @@ def trace_command(args: argparse.Namespace) -> None:
     names, severities = resolve(args.corruptions or ["held-out"]), tuple(check_severities(args.severity or [5]))
     protocol = Protocol(names, severities, args.limit, seed=args.seed)
     out = args.out or args.model / "trace.json"
-    print(trace_table(trace(snapshots, TestImages(dataset, first=args.first), protocol, out, device)))
+    table = trace_table(trace(snapshots, TestImages(dataset, first=args.first), protocol, out, device))
+    print(f"{table.title}\n\n{markdown(table)}\n\n{table.note}\n")
     print(f"wrote {out} and {out.with_suffix('.png').name}")
 
 

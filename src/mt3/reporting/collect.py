@@ -8,6 +8,7 @@ from typing import Any
 from mt3.config.streams import PER_IMAGE
 from mt3.reporting.accuracy import source_words
 from mt3.reporting.curves import Curves, find_curves
+from mt3.reporting.trace import Trace, is_trace, read_trace
 from mt3.results.facts import TUNING, Evaluation, is_evaluation, parse_evaluation
 from mt3.results.runs import read_run
 from mt3.support.errors import InputError, name_list
@@ -30,6 +31,7 @@ class Results:
     methods: list[Evaluation] = field(default_factory=list)  # adapted by other methods, or along a stream
     timings: list[dict[str, Any]] = field(default_factory=list)  # benchmarks of methods
     curves: Curves = field(default_factory=Curves)
+    traces: list[Trace] = field(default_factory=list)  # steps along trainings
     notes: list[str] = field(default_factory=list)  # what was left out, and why
 
     @property
@@ -49,18 +51,19 @@ def collect(paths: Sequence[Path], root: Path | None = None) -> Results:
     """
     notes: list[str] = []
     timings: list[dict[str, Any]] = []
-    every = [e for path in _find(paths, "*.json") for e in _read(path, path in paths, timings, notes, root)]
+    files, traces = _find_traces(_find(paths, "*.json"), root)
+    every = [e for path in files for e in _read(path, path in paths, timings, notes, root)]
     reported = [e for e in every if not (e.protocol["sweep"] and e.label == TUNING)]
     methods = [e for e in reported if is_method(e)]
     found = [e for e in reported if not is_method(e)]
     curves = find_curves(_find(paths, METRICS_FILE), notes, root)
-    if not every and not curves.paths:
+    if not every and not traces and not curves.paths:
         why = f" {' '.join(notes)}" if notes else ""
         raise InputError(f"Found no evaluation in {name_list(paths)}; `mt3 evaluate RUN` writes one.{why}")
     _require_trained_alike(found)
     require_alike(methods)
     methods.sort(key=lambda e: (e.label, str(e.path)))
-    results = Results(methods=methods, timings=timings, curves=curves, notes=notes)
+    results = Results(methods=methods, timings=timings, curves=curves, traces=traces, notes=notes)
     for e in sorted(_drop_repeated(found, notes), key=lambda e: (e.label, e.setting, e.run.seed, str(e.path))):
         if not e.has_own_setting:
             results.others.append(e)
@@ -90,6 +93,8 @@ def split_by_data(paths: Sequence[Path]) -> dict[str, list[Path]]:
             continue  # `collect` tells of it
         if is_evaluation(value):
             found.setdefault(str(value["protocol"].get("data")), []).append(path)
+        elif is_trace(value):
+            found.setdefault(str(read_trace(path).data), []).append(path)
     if len(found) < 2:
         return {"": list(paths)}
     for path in _find(paths, METRICS_FILE):
@@ -113,6 +118,21 @@ def _find(paths: Sequence[Path], pattern: str) -> list[Path]:
             if not any(part.endswith(".partial") for part in file.parts):
                 found.setdefault(file.resolve(), file)
     return list(found.values())
+
+
+def _find_traces(files: Sequence[Path], root: Path | None) -> tuple[list[Path], list[Trace]]:
+    """The traces of steps among files, and the others; a trace's own evaluations are in neither."""
+    traces = [read_trace(path) for path in files if _holds_trace(path)]
+    theirs = {trace.path for trace in traces}
+    others = [f for f in files if not theirs & {f, f.parent.with_name(f"{f.parent.name}.json")}]
+    return others, [t._replace(path=t.path if root is None else t.path.relative_to(root)) for t in traces]
+
+
+def _holds_trace(path: Path) -> bool:
+    try:
+        return is_trace(load_json(path))
+    except (OSError, ValueError):
+        return False  # told of where it is read
 
 
 def is_method(evaluation: Evaluation) -> bool:

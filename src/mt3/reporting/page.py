@@ -16,6 +16,7 @@ from mt3.reporting.curves import MIN_EPOCHS, Curves, authors_curve, count_epochs
 from mt3.reporting.figures import FORMATS, Figure, draw_bars, draw_convergence, import_pyplot
 from mt3.reporting.method_tables import METHOD, confidence_table, method_blocks
 from mt3.reporting.rows import Row, rows_of
+from mt3.reporting.trace import trace_blocks
 from mt3.reporting.variants import ablation_table, sweep_blocks
 from mt3.results.tables import AVERAGE, Cell, Table, csv_text, latex, make_table, markdown
 from mt3.support.errors import InputError, name_list
@@ -155,6 +156,7 @@ def report_sections(results: Results, published: bool) -> list[Section]:
         Section("Adaptation settings", sweep_blocks(results)),
         Section("Ablations", ablation_table(results)),
         Section("Convergence", _convergence_blocks(results.curves)),
+        Section("The step along a training", trace_blocks(results.traces)),
         *(published_sections(False) if published else []),
         Section("Methods", accuracy.component_table(rows)),
         Section("Protocol", _protocol_blocks(results, rows)),
