@@ -73,8 +73,17 @@ def test_a_model_trains_and_adapts_with_the_mean_entropy():
     mt3.train(model, (x, np.arange(48) % 3), method="jt", objective="entropy", epochs=1, start=None)
     found = mt3.Adapter(model).compare(torch.from_numpy(x[:2]).permute(0, 3, 1, 2))
     assert (found.loss_after < found.loss_before).all()
-    with pytest.raises(mt3.InputError, match="that of one image's copies, for testing alone"):
-        get_objective("marginal-entropy").train_views(torch.zeros(0), torch.zeros(0), lambda t: t, torch.Generator())
+
+
+def test_in_training_the_marginal_entropy_is_of_the_crops_of_one_image():
+    raw, shifted = torch.rand(1, 3, 8, 8).repeat(4, 1, 1, 1), torch.rand(4, 3, 8, 8)
+    x, views = get_objective("marginal-entropy").train_views(raw, raw, lambda _: shifted, torch.Generator())
+    assert x.equal(shifted) and views.images.equal(shifted)  # so that one pass gives both losses
+    mixed = get_objective("marginal-entropy-augmix").train_views(raw, raw, lambda _: shifted, torch.Generator())
+    assert mixed[0].equal(shifted)
+    assert mixed[1].images.equal(augmix(shifted, torch.Generator()))
+    with pytest.raises(mt3.InputError, match="the images of this task differ; give task_images=1"):
+        get_objective("marginal-entropy").train_views(shifted, shifted, lambda t: t, torch.Generator())
 
 
 def as_pillow(x: torch.Tensor) -> Image.Image:

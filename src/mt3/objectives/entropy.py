@@ -87,15 +87,18 @@ class ReliableEntropy(Entropy):
 
 
 class MarginalEntropy(Entropy):
-    """The entropy of the mean answer to shifted and mirrored copies of an image."""
+    """The entropy of the mean answer to shifted and mirrored copies of an image; in training these are its crops."""
 
     draws_views = True
-    shows_images = False
 
     def train_views(
         self, raw: Tensor, x: Tensor, shift: Callable[[Tensor], Tensor], generator: torch.Generator
     ) -> tuple[Tensor, Views]:
-        raise InputError("The marginal entropy is that of one image's copies, for testing alone; train with another.")
+        if not raw.eq(raw[:1]).all():
+            raise InputError(
+                "The marginal entropy is that of one image's copies, and the images of this task differ; give task_images=1."
+            )
+        return super().train_views(raw, x, shift, generator)
 
     def test_views(self, image: Tensor, count: int, generator: torch.Generator) -> Views:
         return Views(crop_and_flip(image.expand(count, -1, -1, -1), generator, PAD, flip=True))
@@ -106,6 +109,14 @@ class MarginalEntropy(Entropy):
 
 class AugmixEntropy(MarginalEntropy):
     """The same with copies as AugMix makes them."""
+
+    shows_images = False
+
+    def train_views(
+        self, raw: Tensor, x: Tensor, shift: Callable[[Tensor], Tensor], generator: torch.Generator
+    ) -> tuple[Tensor, Views]:
+        x, copies = super().train_views(raw, x, shift, generator)
+        return x, Views(augmix(copies.images, generator))
 
     def test_views(self, image: Tensor, count: int, generator: torch.Generator) -> Views:
         return Views(augmix(super().test_views(image, count, generator).images, generator))
