@@ -78,7 +78,7 @@ def test_data_without_training_images_is_refused(folder, capsys):
     assert not (folder / MOMENTS_FILE).exists()
 
 
-@pytest.mark.parametrize("name", ["cifar10-cpu", "cifar10-jt", "cifar10-supervised"])
+@pytest.mark.parametrize("name", ["cifar10-cpu", "cifar10-jt", "cifar10-mt3", "cifar10-supervised"])
 def test_the_shipped_models_know_theirs(name):
     model = mt3.load(name)
     assert model.moments is not None
