@@ -20,21 +20,23 @@ from mt3.results import Evaluation, read_evaluation
 ROOT = Path(__file__).parents[2]
 FILES = ("config.json", "model.safetensors", "moments.safetensors")
 NAME = "cifar10-cpu"
+META = {NAME: NAME, "cifar10-mt3": "cifar10-workstation-step"}  # meta-trained: the folder in results/ of each
 
 
-def evaluation() -> Evaluation:
+def evaluation(name: str) -> Evaluation:
     """The evaluation in results/ of these very weights."""
-    own = tensors_hash(mt3.load(NAME).state_dict())
-    found = [read_evaluation(path) for path in (ROOT / "results" / NAME / "mt3").rglob("evaluation.json")]
+    own = tensors_hash(mt3.load(name).state_dict())
+    found = [read_evaluation(path) for path in (ROOT / "results" / META[name] / "mt3").rglob("evaluation.json")]
     (result,) = [e for e in found if e.protocol["model_hash"] == own]
     return result
 
 
-def test_it_is_small_and_complete():
-    folder = shipped_models()[NAME]
+@pytest.mark.parametrize(("name", "most"), [("cifar10-cpu", 1.5e6), ("cifar10-mt3", 2e6)])
+def test_it_is_small_and_complete(name, most):
+    folder = shipped_models()[name]
     assert {path.name for path in folder.iterdir()} == {*FILES, "run.json", "README.md"}
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 1.5e6
-    assert tuple(mt3.load(NAME).classes) == CIFAR10_CLASSES
+    assert sum(path.stat().st_size for path in folder.iterdir()) < most
+    assert tuple(mt3.load(name).classes) == CIFAR10_CLASSES
 
 
 def test_predict_by_name(tmp_path, capsys):
@@ -48,8 +50,9 @@ def test_predict_by_name(tmp_path, capsys):
     assert answer["after"]["probability"] == pytest.approx(logits.softmax(1).max().item(), abs=1e-5)
 
 
-def test_the_card_states_the_accuracies():
-    card, result = (shipped_models()[NAME] / "README.md").read_text(), evaluation()
+@pytest.mark.parametrize("name", META)
+def test_the_card_states_the_accuracies(name):
+    card, result = (shipped_models()[name] / "README.md").read_text(), evaluation(name)
     rows = {
         cells[0].strip(): [c.strip() for c in cells[1:]] for cells in re.findall(r"\| (.+?) \| (.+?) \| (.+?) \|", card)
     }
@@ -57,13 +60,14 @@ def test_the_card_states_the_accuracies():
         assert rows[label] == [f"{result.accuracy(row, severity=severity):.1f}" for row in ("before", "after")]
 
 
-def test_real_images_give_the_answers_in_results(tmp_path, cifar10):
+@pytest.mark.parametrize("name", META)
+def test_real_images_give_the_answers_in_results(name, tmp_path, cifar10):
     """The first clean test images, before and after adapting."""
-    model = mt3.load(NAME)
+    model = mt3.load(name)
     protocol = Protocol((), limit=50, adaptation=model.adaptation)
     got = evaluate(model, TestImages(cifar10), protocol, tmp_path / "r.json")
     for row in ("before", "after"):
-        expected = evaluation().correct(row, severity=0)[0, :50]
+        expected = evaluation(name).correct(row, severity=0)[0, :50]
         same = got.correct(row, severity=0)[0] == expected
         assert same.sum() >= 49  # another machine rounds otherwise
 

@@ -43,6 +43,7 @@ class Toy:
     draws_views = True
     has_target = False
     shows_images = False
+    of_one_image = False
 
     def __init__(self, variant: str) -> None:
         self.variant = variant

@@ -70,7 +70,9 @@ def test_words_take_their_numbers_from_the_tables(command):
     [
         ("readme-methods.md", "methods", "README.md"),
         ("readme.md", "cifar10-cpu", "README.md"),
+        ("readme-step.md", "cifar10-workstation-step", "README.md"),
         ("card.md", "cifar10-cpu", "src/mt3/weights/cifar10-cpu/README.md"),
+        ("card-mt3.md", "cifar10-workstation-step", "src/mt3/weights/cifar10-mt3/README.md"),
     ],
 )
 def test_numbers_told_elsewhere_are_those_of_the_report(words, results, where):

@@ -69,7 +69,46 @@ def test_a_report_has_the_trace_and_not_its_evaluations(run, tmp_path):
     assert next(word for word in line.split() if word[0] in "+-") == f"{found.gain().mean:+.1f}"
     assert "6 images under each of fog, severity 5" in page
     assert "Before and after adapting" not in page
-    assert (tmp_path / "report" / "fog.png").exists()
+    assert (tmp_path / "report" / "trace-fog.png").exists()
+
+
+def test_a_report_keeps_what_only_lies_beside_a_trace(run, tmp_path, monkeypatch, capsys):
+    """An evaluation in the folder of a trace stays, and a trace that was interrupted is told of."""
+    words = ["--limit", "4", "--corruptions", "fog"]
+    assert main(["trace", str(run), *words, "--out", str(tmp_path / "mt3.json")]) == 0
+    assert main(["evaluate", str(run), *words, "--out", str(tmp_path / "mt3" / "own.json")]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", ".", "--out", "both"]) == 0
+    page = (tmp_path / "both" / "report.md").read_text()
+    assert "## Before and after adapting" in page
+    assert "## The step along a training" in page
+    assert "mt3 (4 of " in page  # the training is not finished
+    assert main(["report", "mt3.json", str(tmp_path / "mt3"), "--out", "spelt"]) == 0
+    assert (tmp_path / "spelt" / "table.csv").read_text() == (tmp_path / "both" / "table.csv").read_text()
+    (tmp_path / "mt3.json").unlink()
+    assert main(["report", "mt3", "--out", "left"]) == 0
+    page = (tmp_path / "left" / "report.md").read_text()
+    assert "points in mt3 that no trace has" in page
+    assert "## The step along a training" not in page
+
+
+def test_points_of_other_protocols_are_refused(run, tmp_path, capsys):
+    for name, limit in (("t", "4"), ("other", "5")):
+        words = ["trace", str(run), "--limit", limit, "--corruptions", "fog", "--out", str(tmp_path / f"{name}.json")]
+        assert main(words) == 0
+    (tmp_path / "other" / "step-00000002.json").replace(tmp_path / "t" / "step-00000002.json")
+    assert main(["report", str(tmp_path / "t.json"), "--out", str(tmp_path / "report")]) == 2
+    assert "unlike protocols" in capsys.readouterr().err
+
+
+def test_names_of_traces_are_those_of_no_other_table_and_fit_into_a_link(run, tmp_path):
+    words = ["trace", str(run), "--limit", "4", "--corruptions", "fog", "--out"]
+    for name in ("bars.json", "a (1).json", "b/trace.json", "c/trace.json"):
+        (tmp_path / "all" / name).parent.mkdir(parents=True, exist_ok=True)
+        assert main([*words, str(tmp_path / "all" / name)]) == 0
+    assert main(["report", str(tmp_path / "all"), "--out", str(tmp_path / "report")]) == 0
+    names = {path.stem for path in (tmp_path / "report").glob("*.png")}
+    assert names == {"trace-bars", "trace-a-1-", "trace", "trace-2"}
 
 
 def test_all_points_take_the_step_of_the_last(run, tmp_path):
@@ -116,3 +155,9 @@ def test_what_has_no_snapshots_or_no_step_is_refused(run, tmp_path):
         trace([], images, protocol, tmp_path / "points")
     with pytest.raises(mt3.InputError, match="no step to follow"):
         trace([Snapshot(0, "cifar10-supervised")], images, protocol, tmp_path / "points.json")
+    with pytest.raises(mt3.InputError, match="is another network than"):
+        trace([Snapshot(0, "cifar10-cpu"), *find_snapshots(run, None)], images, protocol, tmp_path / "points.json")
+    (tmp_path / "picture.png").mkdir()
+    with pytest.raises(mt3.InputError, match=r"picture\.png: it is a directory"):
+        trace(find_snapshots(run, None), images, protocol, tmp_path / "picture.json")
+    assert not list(tmp_path.rglob("step-*"))

@@ -6,6 +6,8 @@ import torch
 import mt3
 from mt3.objectives.augment import seeded_generator
 from mt3.support.errors import InputError
+from mt3.training.loop import train
+from mt3.training.runs import RunOptions
 from mt3.training.state import make_state, take_weights
 from trainings import small_config, train_small
 
@@ -57,3 +59,34 @@ def test_a_widened_training_resumes_to_the_bit(tmp_path, digits):
     train_small(config, digits, parts, max_steps=4, resume=True)
     kept = [mt3.load(run).state_dict() for run in (whole, parts)]
     assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        ("mt3", {"task_size": 4, "task_images": 2}),
+        ("mt3", {"task_size": 2}),
+        ("jt", {"task_size": 4, "task_images": 1}),
+    ],
+)
+def test_copies_of_one_image_are_meta_trained_on_one_image_or_refused_before_anything_is_written(
+    method, fields, digits, tmp_path
+):
+    config = small_config(method, objective="marginal-entropy", start="supervised", **fields)
+    with pytest.raises(InputError, match="choose meta training with task_images=1, or byol"):
+        train(config, digits, tmp_path / "run", RunOptions(max_steps=1))
+    assert not (tmp_path / "run").exists()
+
+
+def test_cross_entropy_alone_draws_no_views(digits, tmp_path):
+    config = small_config("supervised", objective="marginal-entropy", task_size=4)
+    assert train(config, digits, tmp_path / "run", RunOptions(max_steps=1)) is not None
+
+
+def test_the_entropy_of_copies_is_meta_trained_from_a_network_without_heads(digits, tmp_path):
+    train_small(small_config("supervised"), digits, tmp_path / "start", max_steps=1)
+    config = small_config(objective="marginal-entropy", task_size=4, task_images=1, gamma=0.0)
+    train(config, digits, tmp_path / "run", RunOptions(max_steps=2, init=tmp_path / "start"))
+    model = mt3.load(tmp_path / "run")
+    assert model.adaptation.objective == "marginal-entropy"
+    assert {name.split(".")[0] for name, _ in model.named_parameters()} == {"backbone", "hidden", "classify"}

@@ -52,6 +52,7 @@ class Byol:
     draws_views = True
     has_target = True
     shows_images = False
+    of_one_image = False
 
     def __init__(self, variant: str) -> None:
         self.variant = variant

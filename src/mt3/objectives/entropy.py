@@ -14,7 +14,6 @@ from mt3.networks.backbone import Backbone
 from mt3.objectives.augment import crop_and_flip
 from mt3.objectives.augmix import augmix
 from mt3.objectives.objective import Outputs, Views
-from mt3.support.errors import InputError
 
 MARGIN = 0.4  # of the largest entropy, ln C: "E_0 = 0.4 ln C", above which an answer is not reliable
 PAD = 4  # pixels of 32, the standard augmentation
@@ -45,6 +44,7 @@ class Entropy:
     draws_views = False
     has_target = False
     shows_images = True
+    of_one_image = False
 
     def __init__(self, variant: str) -> None:
         self.variant = variant
@@ -90,15 +90,7 @@ class MarginalEntropy(Entropy):
     """The entropy of the mean answer to shifted and mirrored copies of an image; in training these are its crops."""
 
     draws_views = True
-
-    def train_views(
-        self, raw: Tensor, x: Tensor, shift: Callable[[Tensor], Tensor], generator: torch.Generator
-    ) -> tuple[Tensor, Views]:
-        if not raw.eq(raw[:1]).all():
-            raise InputError(
-                "The marginal entropy is that of one image's copies, and the images of this task differ; give task_images=1."
-            )
-        return super().train_views(raw, x, shift, generator)
+    of_one_image = True
 
     def test_views(self, image: Tensor, count: int, generator: torch.Generator) -> Views:
         return Views(crop_and_flip(image.expand(count, -1, -1, -1), generator, PAD, flip=True))

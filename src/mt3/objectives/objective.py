@@ -32,6 +32,7 @@ class Objective(Protocol):
     draws_views: bool  # whether its test views are made from an image, in [0, 1]; if not, they are the image itself
     has_target: bool  # whether its loss compares with what another network gives for the same views
     shows_images: bool  # whether the first of its training views are the classified images themselves
+    of_one_image: bool  # whether its loss is of copies of one image, so that a task of meta-training has only one
 
     def heads(self, backbone: Backbone, hidden: int, projection: int) -> nn.Module:
         """A module that is called with the trunk and the shared features, and gives `Outputs.heads`.

@@ -40,6 +40,7 @@ class Rotation:
     draws_views = True
     has_target = False
     shows_images = True
+    of_one_image = False
 
     def __init__(self, variant: str) -> None:
         self.variant = variant

@@ -8,7 +8,7 @@ from typing import Any
 from mt3.config.streams import PER_IMAGE
 from mt3.reporting.accuracy import source_words
 from mt3.reporting.curves import Curves, find_curves
-from mt3.reporting.trace import Trace, is_trace, read_trace
+from mt3.reporting.trace import POINT_FILE, Trace, is_trace, read_trace
 from mt3.results.facts import TUNING, Evaluation, is_evaluation, parse_evaluation
 from mt3.results.runs import read_run
 from mt3.support.errors import InputError, name_list
@@ -51,7 +51,7 @@ def collect(paths: Sequence[Path], root: Path | None = None) -> Results:
     """
     notes: list[str] = []
     timings: list[dict[str, Any]] = []
-    files, traces = _find_traces(_find(paths, "*.json"), root)
+    files, traces = _find_traces(_find(paths, "*.json"), notes, root)
     every = [e for path in files for e in _read(path, path in paths, timings, notes, root)]
     reported = [e for e in every if not (e.protocol["sweep"] and e.label == TUNING)]
     methods = [e for e in reported if is_method(e)]
@@ -120,12 +120,24 @@ def _find(paths: Sequence[Path], pattern: str) -> list[Path]:
     return list(found.values())
 
 
-def _find_traces(files: Sequence[Path], root: Path | None) -> tuple[list[Path], list[Trace]]:
+def _find_traces(files: Sequence[Path], notes: list[str], root: Path | None) -> tuple[list[Path], list[Trace]]:
     """The traces of steps among files, and the others; a trace's own evaluations are in neither."""
     traces = [read_trace(path) for path in files if _holds_trace(path)]
-    theirs = {trace.path for trace in traces}
-    others = [f for f in files if not theirs & {f, f.parent.with_name(f"{f.parent.name}.json")}]
-    return others, [t._replace(path=t.path if root is None else t.path.relative_to(root)) for t in traces]
+    for trace in traces:
+        require_alike([point.found for point in trace.points], (*LIKE, *ADAPTED))
+    theirs = {path.resolve() for t in traces for path in (t.path, *(point.found.path for point in t.points))}
+    others = [file for file in files if file.resolve() not in theirs]
+    stray = [file for file in others if POINT_FILE.fullmatch(file.name)]
+    for folder in dict.fromkeys(_shown(file.parent, root) for file in stray):
+        notes.append(
+            f"Left out: points in {folder} that no trace has; `mt3 trace` again finishes one that was interrupted."
+        )
+    shown = [t._replace(path=_shown(t.path, root)) for t in traces]
+    return [file for file in others if file not in stray], shown
+
+
+def _shown(path: Path, root: Path | None) -> Path:
+    return path if root is None else path.relative_to(root)
 
 
 def _holds_trace(path: Path) -> bool:

@@ -1,7 +1,9 @@
 """What happened to the step along a training, as a table and curves. Needs no torch."""
 
+import re
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ from mt3.support.errors import InputError, name_list
 from mt3.support.files import load_json
 
 KEY = "trace"  # in the file: the points of a training
+POINT_FILE = re.compile(r"step-[0-9]{8}\.json")  # the evaluation of a point, in the folder beside the trace
 POINT = {"step": 0, "evaluation": "", "cosine_images": 0.0, "cosine_draws": 0.0}
 ROWS = {  # of an evaluation: the column, the curve's words and its colour
     "before": ("before", "before the step", "#009E73"),
@@ -70,7 +73,10 @@ def read_trace(path: Path) -> Trace:
         raise InputError(f"{path} is not a whole trace ({error}); `mt3 trace RUN` writes one.") from None
     points = []
     for point in value[KEY]:
-        found = read_evaluation(path.with_suffix("") / Path(point["evaluation"]).name)
+        kept = path.with_suffix("") / Path(point["evaluation"]).name
+        if not kept.is_file():
+            raise InputError(f"{path} is not a whole trace ({kept} is not there); run `mt3 trace` again.")
+        found = read_evaluation(kept)
         if not (found.corruptions and all(map(found.has, ROWS))):
             raise InputError(f"{found.path} has no corruptions or no controls; run `mt3 trace` again.")
         points.append(Point(point["step"], found, point["cosine_images"], point["cosine_draws"]))
@@ -92,7 +98,8 @@ def trace_table(trace: Trace, name: str = KEY) -> Table:
 def _title(trace: Trace) -> str:
     found = trace.points[-1].found
     p = found.protocol
-    model = "" if p["run"] is None else f" of {found.run.method}, {found.run.network}, preset {found.run.preset}"
+    run = None if p["run"] is None else found.run
+    model = "" if run is None else f" of {run.method}{run.mark}, {run.network}, preset {run.preset}"
     where = f"{image_words(p)} under each of {name_list(found.corruptions)}, severity {name_list(found.severities)}"
     return f"The step along the training{model}: {p['data']}, {where}"
 
@@ -118,8 +125,9 @@ def trace_blocks(traces: Sequence[Trace]) -> list[Table | Figure]:
     blocks: list[Table | Figure] = []
     names: list[str] = []
     for trace in traces:
-        stem = trace.path.stem
-        names.append(stem if stem not in names else f"{stem}-{len(names) + 1}")
+        stem = re.sub("[^A-Za-z0-9_-]+", "-", trace.path.stem)
+        name = KEY if stem == KEY else f"{KEY}-{stem}"  # no other table or figure is called so
+        names.append(name if name not in names else next(n for i in count(2) if (n := f"{name}-{i}") not in names))
         table = trace_table(trace, names[-1])
         blocks += [table, Figure(names[-1], f"{table.title}.", partial(draw_trace, trace=trace))]
     return blocks

@@ -52,13 +52,21 @@ def trace(
     if out.suffix != ".json":
         raise InputError(f"Expected a name ending in .json for the points, got {out}; the PNG goes beside it.")
     import_pyplot()  # before the long work: without it there is no figure
-    check_can_write(out)
-    asked = replace(protocol, adaptation=load(snapshots[-1].path).adaptation, controls=True)
+    for file in (out, out.with_suffix(".png")):
+        check_can_write(file)
+    last = load(snapshots[-1].path)
+    if last.objective is None:
+        raise InputError(
+            f"{snapshots[-1].path} has nothing of its own to adapt with, so that there is no step to follow."
+        )
+    asked = replace(protocol, adaptation=last.adaptation, controls=True)
     points = []
     for step, path in snapshots:
         model = load(path).to(device)
-        if model.objective is None:
-            raise InputError(f"{path} has nothing of its own to adapt with, so that there is no step to follow.")
+        if _network(model) != _network(last):
+            raise InputError(
+                f"{path} is another network than {snapshots[-1].path}; give the model that the run began with."
+            )
         kept = out.with_suffix("") / f"step-{step:08d}.json"
         folder = find_model(path)
         evaluate(model, images, replace(asked, run=about_run(read_run(folder), folder)), kept)
@@ -68,6 +76,11 @@ def trace(
     found = read_trace(out)
     draw_trace([out.with_suffix(".png")], found)
     return found
+
+
+def _network(model: MT3Model) -> tuple[object, ...]:
+    shapes = {name: tuple(p.shape) for name, p in model.backbone.named_parameters()}
+    return shapes, model.size, model.num_classes, model.classes
 
 
 def _cosines(model: MT3Model, adaptation: Adaptation | None, images: Tensor) -> dict[str, float]:

@@ -22,6 +22,7 @@ from mt3.networks.widen import LEAST_GROUPS, widen_inputs, widen_weights
 from mt3.objectives.augment import seeded_generator
 from mt3.support import ranks
 from mt3.support.errors import InputError
+from mt3.training.tasks import images_per_task
 
 TRUNK = "backbone."  # how the names of its parameters begin
 
@@ -65,6 +66,7 @@ def make_state(
     model = build_model(config, dataset) if model is None else model.eval()
     if init is not None:
         take_weights(model, load(init, copy.deepcopy(model.foreign)), init, seeded_generator("widen", config.seed))
+    _check_task(model, config)
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError("No weight of the model is to be trained; call requires_grad_() on those that are.")
     refuse_training_statistics(model)
@@ -85,6 +87,16 @@ def make_state(
             start.reset_parameters(seeded_generator("target", config.seed))
         ema = _copy(start)
     return State(model, optimizer, ema, _copy(model) if config.average else None)
+
+
+def _check_task(model: MT3Model, config: Config) -> None:
+    """Refuse tasks that the objective has no use for."""
+    of_one_image = model.objective is not None and model.objective.of_one_image and config.training != "ce"
+    if of_one_image and (config.training != "meta" or images_per_task(config) != 1):
+        raise InputError(
+            f"The objective {config.objective} is of copies of one image, got {config.training} training with "
+            f"{images_per_task(config)} images in a task; choose meta training with task_images=1, or byol."
+        )
 
 
 def parameter_groups(model: MT3Model, config: Config) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ def draw_task(images: Tensor, labels: Tensor, config: Config, generator: torch.G
     raw = as_float(images)
     x = crop_and_flip(raw, generator, config.pad, config.flip)
     shift = _Shift(config, len(raw), generator)
-    if config.objective is None:
+    if config.objective is None or config.training == "ce":
         return Task(shift(x), labels, None)
     x, views = get_objective(config.objective, config.variant).train_views(raw, x, shift, generator)
     return Task(x, labels, views)
