@@ -79,7 +79,7 @@ def trace(
 
 
 def _network(model: MT3Model) -> tuple[object, ...]:
-    shapes = {name: tuple(p.shape) for name, p in model.backbone.named_parameters()}
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name.startswith("backbone.")}
     return shapes, model.size, model.num_classes, model.classes
 
 
