@@ -53,7 +53,7 @@ results: $(READY)
 	$(BIN)/mt3 report results/cifar10-cpu --published --words results/words/cpu.md --out results/cifar10-cpu/report --page results/cifar10-cpu/README.md
 	$(BIN)/mt3 report results/cifar10-cpu-10000 --published --words results/words/cpu-10000.md --out results/cifar10-cpu-10000/report --page results/cifar10-cpu-10000/README.md
 	$(BIN)/mt3 report results/cifar10-workstation --published --words results/words/workstation.md --out results/cifar10-workstation/report --page results/cifar10-workstation/README.md
-	$(BIN)/mt3 report results/cifar10-workstation-step --words results/words/workstation-step.md --out results/cifar10-workstation-step/report --page results/cifar10-workstation-step/README.md
+	$(BIN)/mt3 report results/cifar10-workstation-step --published --words results/words/workstation-step.md --out results/cifar10-workstation-step/report --page results/cifar10-workstation-step/README.md
 	$(BIN)/mt3 report results/cifar10-workstation-held-out --words results/words/workstation-held-out.md --out results/cifar10-workstation-held-out/report --page results/cifar10-workstation-held-out/README.md
 	$(BIN)/mt3 report results/cifar10-official --words results/words/official.md --out results/cifar10-official/report --page results/cifar10-official/README.md
 
