@@ -141,6 +141,31 @@ def test_a_trace_that_is_not_whole_is_refused_in_one_sentence(run, tmp_path, har
     assert not (tmp_path / "report").exists()
 
 
+def test_a_start_without_heads_is_a_point_where_the_step_needs_none(run, tmp_path, capsys):
+    start, out = tmp_path / "start", tmp_path / "run"
+    words = ["train", "--data", "digits", "--preset", "demo", "--depth", "8", "--width", "4", "--hidden", "6"]
+    assert main([*words, "--method", "supervised", "--max-steps", "1", "--out", str(start)]) == 0
+    words += [
+        "--objective",
+        "marginal-entropy",
+        "--task-images",
+        "1",
+        "--tasks",
+        "2",
+        "--task-size",
+        "2",
+        "--gamma",
+        "0",
+    ]
+    words += ["--init", str(start), "--max-steps", "2", "--snapshot-every", "1", "--out", str(out)]
+    assert main([*words, "--method", "mt3"]) == 0
+    asked = ["--limit", "4", "--corruptions", "fog", "--start", str(start)]
+    assert main(["trace", str(out), *asked]) == 0
+    assert [point["step"] for point in read_json(out / "trace.json")["trace"]] == [0, 1, 2]
+    assert main(["trace", str(run), *asked, "--out", str(tmp_path / "t.json")]) == 2
+    assert "has no heads of byol to adapt with" in capsys.readouterr().err
+
+
 def test_folders_of_other_names_are_passed_over(tmp_path):
     for name in ("step-abc", "step-00000010", "step-9"):
         (tmp_path / "snapshots" / name).mkdir(parents=True)
