@@ -196,7 +196,9 @@ def test_snapshots_are_the_models_that_a_shorter_run_gives(tmp_path, digits):
     train_small(config, digits, tmp_path / "long", max_steps=5, snapshot_every=2)
     train_small(config, digits, tmp_path / "short", max_steps=4)
     found = sorted(path.name for path in (tmp_path / "long" / "snapshots").iterdir())
-    assert found == ["step-00000002", "step-00000004"]
+    assert found == ["step-00000000", "step-00000002", "step-00000004"]
+    first, begun = load(tmp_path / "long" / "snapshots" / found[0]), make_state(config, digits, CPU).model
+    assert all(torch.equal(p, begun.state_dict()[name]) for name, p in first.state_dict().items())
     kept, want = load(tmp_path / "long" / "snapshots" / "step-00000004"), load(tmp_path / "short")
     about = json.loads((tmp_path / "long" / "snapshots" / "step-00000004" / "run.json").read_text())["about"]
     assert (about["step"], about["method"]) == (4, config.method)  # so that it can be evaluated as a run

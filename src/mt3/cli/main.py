@@ -69,14 +69,16 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--init", type=path, metavar="RUN", help="start from this run's weights")
     train.add_argument("--log-every", type=count, metavar="N", help="steps from one line of metrics to the next")
     train.add_argument("--checkpoint-every", type=count, metavar="N", help="steps from one checkpoint to the next")
-    train.add_argument("--snapshot-every", type=count, metavar="N", help="keep the model every so many steps, too")
+    train.add_argument(
+        "--snapshot-every", type=count, metavar="N", help="keep the model at first and every so many steps, too"
+    )
     train.add_argument("--recompute", action="store_true", help="keep fewer activations: less memory, more time")
     train.add_argument("--tensorboard", action="store_true", help="also log for TensorBoard (an extra)")
     compute_arguments(train)
     train.set_defaults(run=commands.train_command)
 
     evaluate = subparsers.add_parser("evaluate", help="accuracy under corruption, before and after adapting")
-    evaluate.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
+    evaluate.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-mt3")
     corruption_arguments(evaluate, TESTED, "5")
     evaluate.add_argument("--limit", type=count, help="only this many images of the test split")
     evaluate.add_argument("--first", type=count, default=0, metavar="INDEX", help="from this image on (default: 0)")
@@ -102,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     merge.set_defaults(run=cluster_commands.merge_command)
 
     tune = subparsers.add_parser("tune", help="choose learning rate, steps, views or support, on what is not reported")
-    tune.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
+    tune.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-mt3")
     method_arguments(tune)
     for name, kind in (("lr", number), ("steps", positive), ("views", positive), ("support", positive)):
         told = f"values of {name} to try (default: by the method)"
@@ -126,7 +128,6 @@ def _parser() -> argparse.ArgumentParser:
 
     trace = subparsers.add_parser("trace", help="what happens to the step along a training, from its snapshots")
     trace.add_argument("model", type=path, metavar="RUN", help="a run that was trained with --snapshot-every")
-    trace.add_argument("--start", type=path, metavar="MODEL", help="the model that it began with, as the first point")
     corruption_arguments(trace, "held-out (default) and more", "5")
     trace.add_argument("--limit", type=positive, default=100, help="test images (default: 100)")
     trace.add_argument("--first", type=count, default=0, metavar="INDEX", help="from this image on (default: 0)")
@@ -138,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     trace.set_defaults(run=method_commands.trace_command)
 
     predict = subparsers.add_parser("predict", help="class and probability of image files, before and after adapting")
-    predict.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-cpu")
+    predict.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-mt3")
     predict.add_argument("images", type=path, nargs="+", metavar="IMAGE")
     predict.add_argument("--json", action="store_true", help="print JSON")
     adapt_arguments(predict)

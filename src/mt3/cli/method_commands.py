@@ -143,7 +143,7 @@ def trace_command(args: argparse.Namespace) -> None:
     from mt3.studies.trace import find_snapshots, trace
 
     device = set_up(args)
-    snapshots = find_snapshots(args.model, args.start)
+    snapshots = find_snapshots(args.model)
     last = snapshots[-1].path
     args.corrupted = None
     dataset = dataset_of_run(args, read_run(last), load(last))

@@ -20,7 +20,7 @@ from mt3.reporting.figures import import_pyplot
 from mt3.reporting.trace import KEY, Trace, draw_trace, read_trace
 from mt3.results.runs import about_run
 from mt3.support.errors import InputError
-from mt3.support.files import check_can_write, write_json
+from mt3.support.files import check_can_write, made_directory, write_json
 
 COMPARED = 16  # clean images whose steps are compared
 
@@ -32,11 +32,12 @@ class Snapshot(NamedTuple):
     path: Path
 
 
-def find_snapshots(run: Path, start: Path | None) -> list[Snapshot]:
-    """What the run kept along the way, in order; `start` is the model that it began with."""
-    found = [] if start is None else [Snapshot(0, start)]
+def find_snapshots(run: Path) -> list[Snapshot]:
+    """What the run kept along the way, in order, from the model that it began with."""
+    if not run.is_dir():
+        raise InputError(f"Expected a run, but {run} is not there; train one with `mt3 train --snapshot-every`.")
     named = {path: re.fullmatch(r"step-([0-9]+)", path.name) for path in run.glob("snapshots/step-*")}
-    found += sorted(Snapshot(int(match[1]), path) for path, match in named.items() if match)
+    found = sorted(Snapshot(int(match[1]), path) for path, match in named.items() if match)
     if len(found) < 2:
         raise InputError(f"Expected at least two snapshots in {run}/snapshots; train with --snapshot-every.")
     return found
@@ -52,8 +53,6 @@ def trace(
     if out.suffix != ".json":
         raise InputError(f"Expected a name ending in .json for the points, got {out}; the PNG goes beside it.")
     import_pyplot()  # before the long work: without it there is no figure
-    for file in (out, out.with_suffix(".png")):
-        check_can_write(file)
     last = load(snapshots[-1].path)
     if last.objective is None:
         raise InputError(
@@ -61,18 +60,19 @@ def trace(
         )
     asked = replace(protocol, adaptation=last.adaptation, controls=True)
     points = []
-    for step, path in snapshots:
-        model = load(path).to(device)
-        if _network(model) != _network(last):
-            raise InputError(
-                f"{path} is another network than {snapshots[-1].path}; give the model that the run began with."
-            )
-        kept = out.with_suffix("") / f"step-{step:08d}.json"
-        folder = find_model(path)
-        evaluate(model, images, replace(asked, run=about_run(read_run(folder), folder)), kept)
-        pictures = as_tensor(images.take(CLEAN, 0, min(COMPARED, len(images.labels))), model.device)
-        points.append({"step": step, "evaluation": kept.name} | _cosines(model, asked.adaptation, pictures))
-    write_json(out, {KEY: points})
+    with made_directory(out.parent):  # settings that are refused leave nothing behind
+        for file in (out, out.with_suffix(".png")):
+            check_can_write(file)
+        for step, path in snapshots:
+            model = load(path).to(device)
+            if _network(model) != _network(last):
+                raise InputError(f"{path} is another network than {snapshots[-1].path}: they are not of one training.")
+            kept = out.with_suffix("") / f"step-{step:08d}.json"
+            folder = find_model(path)
+            evaluate(model, images, replace(asked, run=about_run(read_run(folder), folder)), kept)
+            pictures = as_tensor(images.take(CLEAN, 0, min(COMPARED, len(images.labels))), model.device)
+            points.append({"step": step, "evaluation": kept.name} | _cosines(model, asked.adaptation, pictures))
+        write_json(out, {KEY: points})
     found = read_trace(out)
     draw_trace([out.with_suffix(".png")], found)
     return found

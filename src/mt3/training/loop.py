@@ -204,6 +204,8 @@ def _train_link(
             open(out / METRICS_FILE if main else os.devnull, "a", encoding="utf-8") as metrics_file,
             Progress(f"train {config.method}", last_step, "steps", start, file=file) as progress,
         ):
+            if main and options.snapshot_every and step == 0:
+                _keep_snapshot(link, state, step)
             while step < last_step and not ranks.agree(stop.number):
                 log = (step + 1) % options.log_every == 0
                 metrics = gradient_of_step(state, images, labels, config, step, log)
@@ -222,9 +224,7 @@ def _train_link(
                         for name, value in metrics.items():
                             writer.add_scalar(name, value, step)
                 if main and options.snapshot_every and step % options.snapshot_every == 0:
-                    snapshot = out / SNAPSHOTS / f"step-{step:08d}"
-                    save_model(finished_model(state), snapshot)
-                    write_json(snapshot / RUN_FILE, link.run | link.progress(step, link.before + step))
+                    _keep_snapshot(link, state, step)
                 if step % options.checkpoint_every == 0 and step < last_step:
                     metrics_file.flush()
                     saved = _save(link, state, step, time.monotonic() - began)
@@ -244,6 +244,13 @@ def _train_link(
         told = link.run | link.progress(step, link.before + step) | {"seconds": round(seconds, 3)}
         write_json(out / RUN_FILE, told)
     return model.eval(), step
+
+
+def _keep_snapshot(link: Link, state: State, step: int) -> None:
+    """Keep the model as it would be if training ended here."""
+    snapshot = link.out / SNAPSHOTS / f"step-{step:08d}"
+    save_model(finished_model(state), snapshot)
+    write_json(snapshot / RUN_FILE, link.run | link.progress(step, link.before + step))
 
 
 def settle_precision(config: Config, out: Path, device: torch.device) -> Config:
