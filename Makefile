@@ -38,9 +38,9 @@ DATA ?= data
 METHODS_OUT ?= results/methods
 methods: export PATH := $(CURDIR)/$(BIN):$(PATH)
 methods: $(READY)
-	for model in cifar10-cpu cifar10-jt; do benchmarks/rivals.sh $(DATA) $(METHODS_OUT) $$model || exit; done
+	for model in cifar10-mt3 cifar10-jt; do benchmarks/rivals.sh $(DATA) $(METHODS_OUT) $$model || exit; done
 	benchmarks/rivals.sh $(DATA) $(METHODS_OUT) cifar10-supervised memo tent sar t3a lame plus average memo-augmix
-	for model in cifar10-cpu cifar10-jt cifar10-supervised; do \
+	for model in cifar10-mt3 cifar10-jt cifar10-supervised; do \
 	  $(BIN)/python -m benchmarks methods --model $$model --json $(METHODS_OUT)/$$model/bench.json || exit; done
 
 # what the first owner of a GPU runs: gpu-check.md is the page to send back
@@ -50,6 +50,7 @@ gpu-check: $(READY)
 # RESULTS.md and the pages in results/, from the files there
 results: $(READY)
 	$(BIN)/mt3 report results/methods --words results/words/methods.md --out results/methods/report --page RESULTS.md
+	$(BIN)/mt3 report results/methods-1000 --published --words results/words/methods-1000.md --out results/methods-1000/report --page results/methods-1000/README.md
 	$(BIN)/mt3 report results/cifar10-cpu --published --words results/words/cpu.md --out results/cifar10-cpu/report --page results/cifar10-cpu/README.md
 	$(BIN)/mt3 report results/cifar10-cpu-10000 --published --words results/words/cpu-10000.md --out results/cifar10-cpu-10000/report --page results/cifar10-cpu-10000/README.md
 	$(BIN)/mt3 report results/cifar10-workstation --published --words results/words/workstation.md --out results/cifar10-workstation/report --page results/cifar10-workstation/README.md

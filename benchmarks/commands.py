@@ -49,7 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
         if name in ("meta-step", "adapt"):
             parser.add_argument("--scaling", action="store_true", help="also how time and memory grow")
         if name == "methods":
-            parser.add_argument("--model", type=path, default=path("cifar10-cpu"), help="a run or a saved model")
+            parser.add_argument("--model", type=path, default=path("cifar10-mt3"), help="a run or a saved model")
         if name == "corruptions":
             chosen_data_arguments(parser)
         else:  # these are on one core

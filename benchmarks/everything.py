@@ -11,7 +11,7 @@ from benchmarks.ranks import bench_ranks, ranks_summary
 from mt3.data import load_digits
 from mt3.models.store import load
 
-SHIPPED, METHOD_IMAGES = "cifar10-cpu", 16
+SHIPPED, METHOD_IMAGES = "cifar10-mt3", 16
 META_STEPS = (meta_step.Setting(), meta_step.Setting(width=8, depth=8))  # the first one with its growth
 RANKED = meta_step.Setting(width=8, depth=8)
 BATCHES = (batch_step.Setting(), batch_step.Setting(width=32))

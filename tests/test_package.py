@@ -42,7 +42,7 @@ def test_wheel_carries_presets_digits_weights_and_types(unpacked):
     assert {"mt3/data/digits.npz", "mt3/py.typed"} <= names
     assert {"mt3/reporting/published/tables.json", "mt3/reporting/published/mt3_training_curve.csv"} <= names
     assert {
-        f"mt3/weights/cifar10-cpu/{name}"
+        f"mt3/weights/cifar10-mt3/{name}"
         for name in ("config.json", "model.safetensors", "moments.safetensors", "README.md")
     } <= names
     assert {

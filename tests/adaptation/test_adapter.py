@@ -345,7 +345,7 @@ def test_a_network_without_a_way_of_its_own_needs_a_method():
             mt3.InputError, match=r"a Conv2d, such as mt3\.Adapter\(network, 'tent'\); the names are own, "
         ):
             Adapter(nn.Conv2d(3, 4, 3), method)
-    for thing in ("cifar10-cpu", None):
+    for thing in ("cifar10-mt3", None):
         with pytest.raises(
             mt3.InputError, match=rf"Expected a classifier as a torch module, got a {type(thing).__name__}"
         ):

@@ -97,7 +97,7 @@ def test_a_model_of_unknown_steps_is_not_evaluated(capsys, runs, tmp_path):
 
 def test_a_model_of_other_classes_is_not_evaluated(capsys, tmp_path):
     words = ["--data", "digits", "--limit", "2", "--corruptions", "none", "--out", tmp_path / "r.json"]
-    code, _, err = run(capsys, "evaluate", "cifar10-cpu", *words)
+    code, _, err = run(capsys, "evaluate", "cifar10-mt3", *words)
     assert (code, err.count("\n")) == (2, 1)
     assert "The model knows airplane, automobile, bird and so on, digits has 0, 1, 2" in err
 

@@ -225,7 +225,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, capsys):
         for path in (tmp_path / "pipe.png", tmp_path / "s.png", "/dev/zero"):
             with pytest.raises(InputError, match=r"as an image .it is a pipe or a device, not a file"):
                 read_image(path, 32)
-    assert main(["predict", "cifar10-cpu", str(tmp_path / "pipe.png")]) == 2
+    assert main(["predict", "cifar10-mt3", str(tmp_path / "pipe.png")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -351,7 +351,7 @@ def test_libtiff_says_nothing_itself(tmp_path, capfd):
     content = bytearray((tmp_path / "a.tiff").read_bytes())
     content[200:400] = bytes(200)
     (tmp_path / "a.tiff").write_bytes(content)
-    assert main(["predict", "cifar10-cpu", str(tmp_path / "a.tiff")]) == 2
+    assert main(["predict", "cifar10-mt3", str(tmp_path / "a.tiff")]) == 2
     err = capfd.readouterr().err
     assert err.count("\n") == 1
     assert err.startswith("mt3: Cannot read")

@@ -1,4 +1,4 @@
-"""The model that comes with the package: it loads by name, answers, and its card says what results/ says."""
+"""The models that come with the package load by name and answer, and their cards say what results/ says."""
 
 import json
 import re
@@ -19,23 +19,26 @@ from mt3.results import Evaluation, read_evaluation
 
 ROOT = Path(__file__).parents[2]
 FILES = ("config.json", "model.safetensors", "moments.safetensors")
-NAME = "cifar10-cpu"
-META = {NAME: NAME, "cifar10-mt3": "cifar10-workstation-step"}  # meta-trained: the folder in results/ of each
+NAME = "cifar10-mt3"
+SHIPPED = ["cifar10-jt", "cifar10-mt3", "cifar10-supervised"]
 
 
-def evaluation(name: str) -> Evaluation:
-    """The evaluation in results/ of these very weights."""
-    own = tensors_hash(mt3.load(name).state_dict())
-    found = [read_evaluation(path) for path in (ROOT / "results" / META[name] / "mt3").rglob("evaluation.json")]
+def evaluation() -> Evaluation:
+    """The evaluation in results/ of the meta-trained weights that ship."""
+    own = tensors_hash(mt3.load(NAME).state_dict())
+    folder = ROOT / "results" / "cifar10-workstation-step" / "mt3"
+    found = [read_evaluation(path) for path in folder.rglob("evaluation.json")]
     (result,) = [e for e in found if e.protocol["model_hash"] == own]
     return result
 
 
-@pytest.mark.parametrize(("name", "most"), [("cifar10-cpu", 1.5e6), ("cifar10-mt3", 2e6)])
-def test_it_is_small_and_complete(name, most):
+@pytest.mark.parametrize("name", SHIPPED)
+def test_it_is_small_and_complete(name):
+    assert sorted(shipped_models()) == SHIPPED
     folder = shipped_models()[name]
     assert {path.name for path in folder.iterdir()} == {*FILES, "run.json", "README.md"}
-    assert sum(path.stat().st_size for path in folder.iterdir()) < most
+    assert (folder / "model.safetensors").stat().st_size < 2e6
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 2.1e6
     assert tuple(mt3.load(name).classes) == CIFAR10_CLASSES
 
 
@@ -50,9 +53,8 @@ def test_predict_by_name(tmp_path, capsys):
     assert answer["after"]["probability"] == pytest.approx(logits.softmax(1).max().item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", META)
-def test_the_card_states_the_accuracies(name):
-    card, result = (shipped_models()[name] / "README.md").read_text(), evaluation(name)
+def test_the_card_states_the_accuracies():
+    card, result = (shipped_models()[NAME] / "README.md").read_text(), evaluation()
     rows = {
         cells[0].strip(): [c.strip() for c in cells[1:]] for cells in re.findall(r"\| (.+?) \| (.+?) \| (.+?) \|", card)
     }
@@ -60,14 +62,13 @@ def test_the_card_states_the_accuracies(name):
         assert rows[label] == [f"{result.accuracy(row, severity=severity):.1f}" for row in ("before", "after")]
 
 
-@pytest.mark.parametrize("name", META)
-def test_real_images_give_the_answers_in_results(name, tmp_path, cifar10):
+def test_real_images_give_the_answers_in_results(tmp_path, cifar10):
     """The first clean test images, before and after adapting."""
-    model = mt3.load(name)
+    model = mt3.load(NAME)
     protocol = Protocol((), limit=50, adaptation=model.adaptation)
     got = evaluate(model, TestImages(cifar10), protocol, tmp_path / "r.json")
     for row in ("before", "after"):
-        expected = evaluation(name).correct(row, severity=0)[0, :50]
+        expected = evaluation().correct(row, severity=0)[0, :50]
         same = got.correct(row, severity=0)[0] == expected
         assert same.sum() >= 49  # another machine rounds otherwise
 
@@ -76,7 +77,6 @@ def test_the_supervised_start_is_that_of_results():
     """Its card says what results/ has of these very weights, and joint training can begin from it."""
     name = "cifar10-supervised"
     card, model = (shipped_models()[name] / "README.md").read_text(), mt3.load(name)
-    assert sum(path.stat().st_size for path in shipped_models()[name].iterdir()) < 2e6
     rows = dict(re.findall(r"\| ([^|]+) \| ([\d.]+) \|", card))
     found = {
         folder: read_evaluation(ROOT / "results" / folder / "supervised" / "seed-0" / "evaluation.json")

@@ -27,7 +27,7 @@ def value_of(command: list[str], option: str) -> Path:
 
 def test_make_results_writes_the_pages():
     stronger = (f"cifar10-workstation{part}" for part in ("", "-step", "-held-out"))
-    names = ("cifar10-cpu", "cifar10-cpu-10000", *stronger, "cifar10-official")
+    names = ("methods-1000", "cifar10-cpu", "cifar10-cpu-10000", *stronger, "cifar10-official")
     pages = ["RESULTS.md", *(f"results/{name}/README.md" for name in names)]
     assert [value_of(shlex.split(command), "--page").as_posix() for command in COMMANDS] == pages
 
@@ -69,9 +69,13 @@ def test_words_take_their_numbers_from_the_tables(command):
     ("words", "results", "where"),
     [
         ("readme-methods.md", "methods", "README.md"),
+        ("readme-plus.md", "methods-1000", "README.md"),
+        ("card-jt-plus.md", "methods-1000", "src/mt3/weights/cifar10-jt/README.md"),
+        ("card-mt3-plus.md", "methods-1000", "src/mt3/weights/cifar10-mt3/README.md"),
+        ("card-mt3-online.md", "methods", "src/mt3/weights/cifar10-mt3/README.md"),
+        ("card-supervised-plus.md", "methods-1000", "src/mt3/weights/cifar10-supervised/README.md"),
         ("readme.md", "cifar10-cpu", "README.md"),
         ("readme-step.md", "cifar10-workstation-step", "README.md"),
-        ("card.md", "cifar10-cpu", "src/mt3/weights/cifar10-cpu/README.md"),
         ("card-mt3.md", "cifar10-workstation-step", "src/mt3/weights/cifar10-mt3/README.md"),
     ],
 )

@@ -14,7 +14,7 @@ from mt3.models.classifier import MT3Model
 from mt3.models.moments import source_moments
 from mt3.models.plain import Plain
 from mt3.models.wrap import add_objective
-from mt3.networks.align import Moments, fits
+from mt3.networks.align import Source, fits
 from mt3.networks.norms import has_batch_norm, refuse_training_statistics
 from mt3.objectives.objective import Objective
 from mt3.objectives.registry import get_objective
@@ -74,7 +74,7 @@ def choose_network(model: Any, adaptation: Adaptation, wrapping: Wrapping) -> Ne
     return network
 
 
-def choose_moments(model: Network, adaptation: Adaptation, source: Tensor | None) -> Moments | None:
+def choose_moments(model: Network, adaptation: Adaptation, source: Tensor | None) -> Source | None:
     """What the rule align goes back to: the moments on these images, or those that the model came with."""
     if adaptation.rule != "align":
         if source is not None:
@@ -85,15 +85,17 @@ def choose_moments(model: Network, adaptation: Adaptation, source: Tensor | None
             raise InputError(f"Expected some hundred training images as the source, got {len(source)}.")
         with torch.inference_mode(False), torch.no_grad():
             return source_moments(model, source)
-    known: Moments = getattr(model, "moments", None) or {}
-    if not known:
+    known: Source | None = getattr(model, "moments", None)
+    if known is None:
         raise InputError(
             "Aligned channels are compared with those of training images; give source=images, some hundred without "
             "labels, or a run for which `mt3 moments` has written them."
         )
-    if not fits(model, known):
-        raise InputError("The model came with moments of other norms than it has; `mt3 moments` writes its own.")
-    return {name: t.to(model.device) for name, t in known.items()}
+    if not fits(model, known) or len(known.mix) not in (1, model.num_classes):
+        raise InputError(
+            "The model came with moments of other norms or classes than it has; `mt3 moments` writes its own."
+        )
+    return known.to(model.device)
 
 
 def objective_of(adaptation: Adaptation) -> Objective | None:

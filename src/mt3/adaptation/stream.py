@@ -29,9 +29,9 @@ from mt3.adaptation.views import DrawnViews
 from mt3.config.adaptation import Adaptation
 from mt3.models.call import Network, Params, call, call_together, parameters_of
 from mt3.models.classifier import MT3Model
-from mt3.models.moments import aligned_logits
+from mt3.models.moments import aligned_logits, answer_mix
 from mt3.models.store import tensors_hash
-from mt3.networks.align import Moments
+from mt3.networks.align import MIX, Moments, Source
 from mt3.objectives.augment import as_float
 from mt3.objectives.objective import Outputs, Views
 from mt3.support.errors import InputError, name_list
@@ -48,7 +48,7 @@ class Stream:
     on, so that a stream that was stopped goes on with the same bits.
     """
 
-    def __init__(self, model: Network, adaptation: Adaptation, seed: int, source: Moments | None = None) -> None:
+    def __init__(self, model: Network, adaptation: Adaptation, seed: int, source: Source | None = None) -> None:
         self.model, self.adaptation, self.seed = model, adaptation, seed
         self.source = source  # what the rule align goes back to
         self.objective = objective_of(adaptation)
@@ -64,6 +64,7 @@ class Stream:
         self.entropy: Tensor | None = None  # moving average, of SAR's reset
         self.supports: Supports | None = None  # T3A's
         self.moments: Moments = {}  # of the channels behind the norms, where they differ from the source's
+        self.mix = None if self.source is None else self.source.mix  # of the answers
         self.guard = Guard() if self.adaptation.reset == "guard" else None
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -137,13 +138,19 @@ class Stream:
         return prototype_logits(used, features, self.model.num_classes)
 
     def _aligned(self, images: Tensor) -> Tensor:
-        """By the network whose channels have the moments of training again; these images count before or after it."""
+        """By the network whose channels have the moments of training images with the same mix of answers.
+
+        The images' own moments count for their answers if these come "after"; their own answers count for the next.
+        """
         assert self.source is not None
-        rate, first = min(1.0, len(images) / self.adaptation.support), self.adaptation.answer == "first"
+        assert self.mix is not None
+        rate = min(1.0, len(images) / self.adaptation.support)
         with torch.no_grad():
-            before = aligned_logits(self.model, images, self.source, self.moments, 0.0)[0] if first else None
-            after, self.moments = aligned_logits(self.model, images, self.source, self.moments, rate)
-        return after if before is None else before
+            wanted, after = self.source.wanted(self.mix), self.adaptation.answer == "after"
+            logits, self.moments, count = aligned_logits(self.model, images, wanted, self.moments, rate, after)
+            mix = torch.lerp(self.mix, answer_mix(logits, len(self.mix)).to(self.mix), rate)
+            self.mix = torch.where(count.to(mix.device), mix, self.mix)
+        return logits
 
     def _guarded(self, images: Tensor) -> Tensor:
         """As `_step`, unless the guard goes back: then the model as it is answers."""
@@ -215,7 +222,9 @@ class Stream:
                 state |= self.guard.state_dict()
             if self.supports is not None:
                 state |= {SUPPORTS + name: t.clone() for name, t in self.supports._asdict().items()}
-            state |= {MOMENTS + name: t.clone() for name, t in self.moments.items()}
+            if self.moments:
+                assert self.mix is not None
+                state |= {MOMENTS + name: t.clone() for name, t in (self.moments | {MIX: self.mix}).items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -232,12 +241,14 @@ class Stream:
             if own is None or own.shape != p.shape:
                 raise InputError(f"Expected the state of a stream of this network, got other values for {name}.")
         moments = {name.removeprefix(MOMENTS): t for name, t in state.items() if name.startswith(MOMENTS)}
-        like_moments = {name: t.shape for name, t in (self.source or {}).items()} if moments else {}
-        if {name: getattr(t, "shape", None) for name, t in moments.items()} != like_moments:
+        source = self.source.tensors() if moments and self.source is not None else {}
+        shapes = {name: t.shape for name, t in moments.items() if _is_finite(t)}
+        if len(shapes) < len(moments) or shapes != {name: _kept(t) for name, t in source.items()}:
             raise InputError("Expected the state of a stream of this network, got moments of other norms.")
         with self._alone():
             self._start()
             self.moments = {name: t.to(device).clone() for name, t in moments.items()}
+            self.mix = self.moments.pop(MIX, self.mix)
             self.params = {name: p.to(device).clone() for name, p in params.items()}
             self.seen = int(state["seen"])
             self.entropy = state[AVERAGE].to(device).clone() if AVERAGE in state else None
@@ -249,5 +260,14 @@ class Stream:
     def _mark(self) -> Tensor:
         """A mark of the adaptation and the seed, so that the state of another stream is not taken for one of this."""
         text = json.dumps([self.adaptation.to_dict(), int(self.seed)])
-        text += "" if self.source is None else tensors_hash({n: t.float() for n, t in self.source.items()})
+        text += "" if self.source is None else tensors_hash({n: t.float() for n, t in self.source.tensors().items()})
         return torch.tensor(list(hashlib.blake2b(text.encode(), digest_size=16).digest()), dtype=torch.uint8)
+
+
+def _kept(source: Tensor) -> torch.Size:
+    """The shape that a stream keeps of a tensor of the source: of moments without the classes."""
+    return source.shape[-2:]
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and bool(value.isfinite().all())

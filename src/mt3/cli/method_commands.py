@@ -128,8 +128,11 @@ def moments_command(args: argparse.Namespace) -> None:
     with undisturbed(device), torch.no_grad():
         found = source_moments(model, as_tensor(images, device))
     write_moments(folder / MOMENTS_FILE, found)
-    channels = sum(t.shape[1] for t in found.values())
-    print(f"wrote {folder / MOMENTS_FILE}: {channels} channels behind {len(found)} norms, on {len(images)} images")
+    channels, norms, classes = sum(t.shape[-1] for t in found.moments.values()), len(found.moments), len(found.mix)
+    print(
+        f"wrote {folder / MOMENTS_FILE}: {channels} channels behind {norms} norms, on {len(images)} images"
+        + (f" by {classes} classes" if classes > 1 else ", all classes together")
+    )
 
 
 def trace_command(args: argparse.Namespace) -> None:

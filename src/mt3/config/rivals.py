@@ -97,7 +97,7 @@ RIVALS: dict[str, Rival] = {
     "plus": Rival(
         "plus",
         "channels keep the mean and deviation of training, as batch normalisation's in Schneider et al., NeurIPS 2020",
-        Adaptation(None, steps=0, carry="stream", batch=8, rule="align", support=128),
+        Adaptation(None, steps=0, carry="stream", batch=8, rule="align", support=128, answer="first"),
         stream=True,
     ),
     "average": Rival(

@@ -169,7 +169,7 @@ def describe(protocol: Protocol, model: Network, images: TestImages) -> dict[str
         told["confidence"] = "copies"  # over which the mean is taken
     if adaptation is not None and adaptation.rule == "align":
         known = getattr(model, "moments", None)
-        told["moments"] = tensors_hash(known) if known else f"{len(images.source_images())} training images"
+        told["moments"] = tensors_hash(known.tensors()) if known else f"{len(images.source_images())} training images"
     return {
         "run": protocol.run,
         "label": protocol.label,

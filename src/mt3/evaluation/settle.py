@@ -51,8 +51,6 @@ def passes(adaptation: Adaptation) -> float:
     """
     if adaptation.rule == "average":
         return float(adaptation.views)
-    if adaptation.rule == "align" and adaptation.answer == "first":
-        return 2.0
     if adaptation.rule != "step" or adaptation.objective is None or not adaptation.steps:
         return 1.0
     objective = get_objective(adaptation.objective, adaptation.variant)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mt3.config.adaptation import Adaptation, adaptation_from_dict
 from mt3.models.weightfile import read_weights
-from mt3.networks.align import Moments
+from mt3.networks.align import Source
 from mt3.networks.backbone import MAX_WEIGHTS, as_backbone
 from mt3.networks.foreign import Pooled
 from mt3.networks.layers import Conv2d, GroupNorm, Linear
@@ -81,7 +81,7 @@ class MT3Model(
         if adaptation.objective != objective:
             raise InputError(f"Expected the model's objective {objective} to adapt with, got {adaptation.objective}.")
         self.num_classes, self.size, self.classes = num_classes, size, classes
-        self.moments: Moments | None = None  # behind its norms on training images, where they are known
+        self.moments: Source | None = None  # behind its norms on training images, where they are known
         self.adaptation, self.precision = adaptation, precision
         self.objective = None if objective is None else get_objective(objective, adaptation.variant)
         self.normalisation = None if normalisation is None else check_normalisation(normalisation)

@@ -7,6 +7,7 @@ changes: with mean m and deviation s in training, m' and s' now, its weight beco
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,24 @@ EPSILON = 1e-5  # beside a variance, as PyTorch's norms have
 AGAIN = "/"  # between a norm's name and the number of its call, from the second on
 
 Moments = dict[str, Tensor]  # by the name of a norm: (2, C), of each channel behind it the mean and the mean square
+MIX = "/mix"  # in a file and a state, beside them; no norm has this name
+
+
+class Source(NamedTuple):
+    """What plus goes back to: the moments on training images, by the classes that the model answers."""
+
+    moments: dict[str, Tensor]  # by the name of a norm: (classes, 2, C)
+    mix: Tensor  # (classes,) the share of each among the answers; one of 1 where classes are not kept apart
+
+    def wanted(self, mix: Tensor) -> Moments:
+        """The moments of images that are answered in this mix."""
+        return {name: (mix.to(t) @ t.flatten(1)).view(t.shape[1:]) for name, t in self.moments.items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.moments | {MIX: self.mix}
+
+    def to(self, device: torch.device) -> "Source":
+        return Source({name: t.to(device) for name, t in self.moments.items()}, self.mix.to(device))
 
 
 def moments(values: Tensor, axis: int) -> Tensor:
@@ -35,15 +54,15 @@ def matched(values: Tensor, now: Tensor, source: Tensor, axis: int) -> Tensor:
     (mean, square), (wanted, wanted_square) = now, source
     deviation = ((wanted_square - wanted**2).clamp(min=0) + EPSILON).sqrt()
     scale = deviation / ((square - mean**2).clamp(min=0) + EPSILON).sqrt()
-    matched: Tensor = (values - mean.view(shape)) * scale.view(shape) + wanted.view(shape)
-    return matched.to(values.dtype)
+    exact = values if values.dtype == scale.dtype else values.to(scale.dtype)
+    return torch.addcmul((wanted - mean * scale).view(shape), exact, scale.view(shape)).to(values.dtype)
 
 
-def fits(model: nn.Module, given: Moments) -> bool:
+def fits(model: nn.Module, given: Source) -> bool:
     """Whether these can be moments behind the norms of this network."""
     norms = {name: part for name, part in model.named_modules() if _axis(part) is not None}
-    known = ((norms.get(name.partition(AGAIN)[0]), tuple(t.shape)) for name, t in given.items())
-    return all(part is not None and shape == (2, len(part.weight)) for part, shape in known)
+    known = ((norms.get(name.partition(AGAIN)[0]), tuple(t.shape)) for name, t in given.moments.items())
+    return all(part is not None and shape[1:] == (2, len(part.weight)) for part, shape in known)
 
 
 def watched(model: Module, see: Callable[[str, Tensor, int], Tensor]) -> Module:

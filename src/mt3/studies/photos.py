@@ -23,14 +23,14 @@ from mt3.studies.beside import (
 )
 from mt3.support.errors import InputError, name_list
 
-META, JOINT = "cifar10-cpu", "cifar10-jt"  # a small meta-trained network, and a larger one of joint training
+META, JOINT = "cifar10-mt3", "cifar10-jt"  # the network of joint training, and the same meta-trained on from there
 PHOTOS = 30  # under each corruption; a step takes most of the time, so this many are seconds
 CORRUPTIONS = ("impulse_noise", "motion_blur", "fog", "pixelate")  # a noise, a blur, a weather and a digital one
-VIEWS = 8  # half of what the small network has by itself
+VIEWS = 8  # a quarter of what the network has by itself
 
 
 def show_photos(out: Path, device: torch.device, photos: int = PHOTOS) -> str:
-    """Evaluate the small model in several ways, and the larger one along a stream; returns what to print.
+    """Evaluate joint training along a stream, and the meta-trained model in several ways; returns what to print.
 
     Finished parts are not done again.
     """
@@ -39,14 +39,14 @@ def show_photos(out: Path, device: torch.device, photos: int = PHOTOS) -> str:
     setting = Setting(meta, run=about_model(META), fields={"views": VIEWS})
     ask = partial(evaluate_setting, images=images, asked=asked, folder=out / "mt3")
     alone, online = ask(setting._replace(controls=True)), ask(setting._replace(stream=STREAM))
-    copies = ask(setting._replace(method="average"))
-    table, verdict = show([*lines_of("MT", alone, online, "MT3"), method_line("MT", "average", copies, None)])
+    aligned = ask(setting._replace(method="plus", stream=STREAM, fields={"batch": 8}))
+    table, verdict = show([*lines_of("MT", alone, online, "MT3"), method_line("MT", "plus", None, aligned)])
     stream = partial(Setting, joint, stream=STREAM, fields={"batch": 8}, run=about_model(JOINT))
     every = TestImages(replace(load_photos(), name="photo-stream"))  # more images, so a report of its own
     follow = partial(evaluate_setting, images=every, asked=Protocol(CORRUPTIONS), folder=out / "jt")
     plus, tent = (follow(stream(method)) for method in ("plus", "tent"))
     lines = [Line("JT as it is", None, (plus, "before")), method_line("JT", "plus", None, plus)]
-    larger, best = show([*lines, method_line("JT", "tent", None, tent)])
+    joined, best = show([*lines, method_line("JT", "tent", None, tent)])
     try:
         figure = draw_turned(alone, images, load_photos().classes)
     except InputError as error:
@@ -54,16 +54,16 @@ def show_photos(out: Path, device: torch.device, photos: int = PHOTOS) -> str:
     return f"""1. Real photos, networks that come with the package, no training
 
 Accuracy in % on the first {plus.protocol["images"]} test photos of CIFAR-10 under each of {name_list(CORRUPTIONS)},
-severity 5, one corruption after the other as a stream. JT is a network of 26 layers. `plus` gives its channels the mean
-and deviation back that they have on training images; TENT, a rival, takes gradient steps.
+severity 5, one corruption after the other as a stream. JT is a network of 26 layers from joint training. `plus` gives
+its channels the mean and deviation back that they have on training images; TENT, a rival, takes gradient steps.
 
-{larger}
+{joined}
 
 {best}
 
-The first {photos} of these photos, a small network of 8 layers: MT was meta-trained for a step on random views of an
-image; after it, it is MT3. It takes {VIEWS} views here, by itself {meta.adaptation.views}.
-Each image by itself: the step is discarded. Along a stream: it is kept. The average of {VIEWS} copies takes no step.
+The first {photos} of these photos: MT is JT, meta-trained on for a step on random views of an image; after the step it
+is MT3. It takes {VIEWS} views here, by itself {meta.adaptation.views}.
+Each image by itself: the step is discarded. Along a stream: it is kept.
 
 {table}
 
