@@ -27,10 +27,10 @@ def test_demo_from_the_command_line(capsys, tmp_path, monkeypatch):
         assert re.search(rf"\| JT {line} +\| +\*?\*?{joint.accuracy(row):.1f}", photos)
     assert joint.gain().low > 3  # what the demo is to show first
     found = [read_evaluation(path) for path in (out / "photos" / "mt3").glob("*.json")]
-    assert sorted(e.path.stem for e in found) == ["average-alone", "own-alone", "own-continual"]
+    assert sorted(e.path.stem for e in found) == ["own-alone", "own-continual", "plus-continual"]
     assert f": {max(e.accuracy('after') for e in found):.1f} %" in photos
     assert ("NOT SHOWN" in photos) == (meta.gain("adaptation").low <= 0)
-    assert {e.run.network for e in (*found, joint)} == {"resnet8x16", joint.run.network}
+    assert {e.run.network for e in (*found, joint)} == {"resnet26x16"}
     chosen = read_evaluation(out / "start" / "shifts.json")
     known = [name for name in PAPER if name in chosen.corruptions]
     hardest = sorted(known, key=lambda name: chosen.accuracy("before", name))[:5]

@@ -32,7 +32,7 @@ def source_moments(model: Network, images: Tensor) -> Source:
         raise InputError("The network gives values that are not finite for these training images; give others.")
     classes = logits.shape[1]
     if classes * sum(t.shape[1] for t in whole.values()) > MOST:
-        return Source({name: t[None] for name, t in whole.items()}, logits.new_ones(1))
+        return Source({name: t[None] for name, t in whole.items()}, answer_mix(logits, 1))
     answers = logits.argmax(1).to(images.device)
     members = (images[answers == label] for label in range(classes))
     found = [_moments(model, own)[0] if len(own) else whole for own in members]
