@@ -365,8 +365,7 @@ def test_plus_compares_with_training_images_of_the_data_set(tmp_path, images):
     found = mt3.evaluate(model, images.dataset, ["fog"], "plus", stream="shift", limit=12, out=tmp_path / "plus.json")
     assert found.protocol["moments"] == "1000 training images"
     assert found.protocol["passes"] == 1
-    for answer in ("first", "after"):
-        assert passes(settle(model, "plus", "shift", {"answer": answer})) == 1
+    assert [passes(settle(model, "plus", "shift", {"answer": a})) for a in ("first", "after")] == [1, 1]
     rows = np.linspace(0, len(images.dataset.train_images) - 1, 1000).astype(int)
     source = torch.from_numpy(images.dataset.train_images[rows]).permute(0, 3, 1, 2)
     order = found.positions("fog")[0]
