@@ -130,8 +130,8 @@ def test_the_page_opens_with_an_answer_of_the_model(browser, page):
     compared = mt3.Adapter(mt3.load(DEFAULT_MODEL)).compare(mt3.evaluation.predict.as_tensor(foggy, "cpu"))
     for column, logits in ((1, compared.before), (2, compared.after)):
         np.testing.assert_allclose(list(bars(browser, column).values()), 100 * logits[0].softmax(-1), atol=0.51)
-    assert text(browser, "verdict").startswith("Before: automobile, 49 %. After the step: ship, 75 %. ")
-    assert "The step turned a wrong answer right. The label is ship." in text(browser, "verdict")
+    assert text(browser, "verdict").startswith("Before: ship, 94 %. After the step: ship, 94 %. ")
+    assert "Right both times. The label is ship." in text(browser, "verdict")
     assert len(browser.find_elements(By.CSS_SELECTOR, "#views-shown img")) == 16
     assert len(browser.find_elements(By.CSS_SELECTOR, "#loss circle")) == 2
     assert "s of computing" in text(browser, "time")
