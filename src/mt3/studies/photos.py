@@ -23,7 +23,7 @@ from mt3.studies.beside import (
 )
 from mt3.support.errors import InputError, name_list
 
-META, JOINT = "cifar10-mt3", "cifar10-jt"  # the network of joint training, and the same meta-trained on from there
+META, JOINT = "cifar10-mt3", "cifar10-jt"  # the second is of joint training, the first was meta-trained on from it
 PHOTOS = 30  # under each corruption; a step takes most of the time, so this many are seconds
 CORRUPTIONS = ("impulse_noise", "motion_blur", "fog", "pixelate")  # a noise, a blur, a weather and a digital one
 VIEWS = 8  # a quarter of what the network has by itself
