@@ -10,6 +10,8 @@ from PIL import Image
 
 import mt3
 from commands import run
+from mt3.data import load_digits
+from mt3.data.image_files import read_image
 
 
 def test_predict_shuts_the_gate(capsys, runs, picture):
@@ -73,3 +75,48 @@ def test_an_answer_that_is_not_finite_is_refused(capsys, runs, picture):
     code, out, err = run(capsys, "predict", runs / "mt3", picture, "--lr", "1e30")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "The model's answer is not finite; lower lr" in err
+
+
+def test_predict_takes_another_method(capsys, runs, picture):
+    """Each image by itself: what the adapter answers, also for a model with no way of its own."""
+    code, text, _ = run(capsys, "predict", runs / "baseline", picture, "--json", "--method", "memo", "--lr", "0.01")
+    (answer,) = json.loads(text)
+    images = torch.from_numpy(read_image(picture, 32)[0].copy()).permute(2, 0, 1)[None]
+    wanted = mt3.Adapter(mt3.load(runs / "baseline"), "memo", lr=0.01)(images).softmax(1)[0]
+    assert (code, answer["adapted"]) == (0, True)
+    assert answer["after"]["probability"] == pytest.approx(wanted.max().item(), abs=1e-6)
+    assert answer["after"]["probability"] != answer["before"]["probability"]
+
+
+def test_predict_follows_a_stream(capsys, runs, tmp_path):
+    """The files are the stream, in their order: a group is answered by what the groups before it told."""
+    files = [tmp_path / f"{i}.png" for i in range(5)]
+    for file, image in zip(files, load_digits().test_images, strict=False):
+        Image.fromarray(image).save(file)
+    words = ["--json", "--method", "tent", "--carry", "stream", "--batch", "2", "--answer", "first", "--lr", "0.1"]
+    code, text, err = run(capsys, "predict", runs / "jt", *files, *words)
+    answers = json.loads(text)
+    images = torch.stack([torch.from_numpy(read_image(file, 32)[0].copy()).permute(2, 0, 1) for file in files])
+    told = {"carry": "stream", "batch": 2, "answer": "first", "lr": 0.1}
+    wanted = mt3.Adapter(mt3.load(runs / "jt"), "tent", **told)(images).softmax(1)
+    assert code == 0
+    assert "the first 2 images are answered by the model as it is" in err
+    assert [a["after"]["probability"] for a in answers] == pytest.approx(wanted.amax(1).tolist(), abs=1e-6)
+    assert [a["after"] == a["before"] for a in answers] == [True, True, False, False, False]
+    assert "loss_before" not in answers[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["baseline", "--steps", "2"], "drop --steps, or give a --method"),
+        (["jt", "--method", "plus"], "a run for which `mt3 moments` has written them"),
+        (["jt", "--method", "pluss"], "Unknown method 'pluss' (did you mean 'plus'?)"),
+        (["jt", "--gate", "0.5", "--carry", "stream"], "leave the gate at 1"),
+        (["jt", "--carry", "streams"], "streams"),
+    ],
+)
+def test_predict_refuses_what_does_not_go_together(capsys, runs, picture, words, told):
+    code, out, err = run(capsys, "predict", runs / words[0], picture, *words[1:])
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert told in err

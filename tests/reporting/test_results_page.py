@@ -75,6 +75,8 @@ def test_words_take_their_numbers_from_the_tables(command):
         ("card-mt3-online.md", "methods", "src/mt3/weights/cifar10-mt3/README.md"),
         ("card-supervised-plus.md", "methods-1000", "src/mt3/weights/cifar10-supervised/README.md"),
         ("readme.md", "cifar10-cpu", "README.md"),
+        ("readme-all.md", "cifar10-workstation", "README.md"),
+        ("card-mt3-all.md", "cifar10-workstation", "src/mt3/weights/cifar10-mt3/README.md"),
         ("readme-step.md", "cifar10-workstation-step", "README.md"),
         ("card-mt3.md", "cifar10-workstation-step", "src/mt3/weights/cifar10-mt3/README.md"),
     ],

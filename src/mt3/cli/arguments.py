@@ -22,6 +22,8 @@ from mt3.support.processes import count_cores
 
 ADAPTATION = {field.name: field for field in fields(Adaptation)}
 EACH_IMAGE = ("steps", "lr", "views", "layers", "gate")  # what there is to say where images are not a stream
+NEXT_IMAGES = (*EACH_IMAGE, "carry", "batch", "answer", "reset", "momentum", "support")  # and where they may be one
+METHOD_WORDS = f"of {name_list(RIVALS)} (default: own, the model's)"
 
 
 class Parser(argparse.ArgumentParser):
@@ -150,8 +152,7 @@ def method_arguments(parser: argparse.ArgumentParser, several: bool = False) -> 
     """Which test-time method, and along which stream."""
     many: Any = {"nargs": "+", "action": "extend"} if several else {}
     usual: Any = {} if several else {"default": "own"}
-    told = f"of {name_list(RIVALS)} (default: own, the model's)"
-    parser.add_argument("--method", **many, **usual, metavar="NAME", help=told)
+    parser.add_argument("--method", **many, **usual, metavar="NAME", help=METHOD_WORDS)
     told = f"keep the steps along a stream: {name_list(STREAMS)} (default: each image by itself)"
     parser.add_argument("--stream", **many, choices=list(STREAMS), metavar="STREAM", help=told)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mt3.cli.arguments import default_jobs, given_fields, load_data, set_up
 from mt3.cli.cluster_commands import check_job_arguments, shard_done, study_jobs
-from mt3.cli.method_commands import asked_evaluations, own_adaptation
+from mt3.cli.method_commands import asked_evaluations, next_adaptation
 from mt3.config.config import make_config
 from mt3.config.methods import METHODS, get_method
 from mt3.data.folder import KIND, SIZE
@@ -191,7 +191,13 @@ def predict_command(args: argparse.Namespace) -> None:
     with silent_readers():
         read = [read_image(path, model.size) for path in args.images]
     model = model.to(set_up(args))
-    answers = predict(model, [image for image, _ in read], own_adaptation(args, model), args.seed)
+    adaptation = next_adaptation(args, model)
+    answers = predict(model, [image for image, _ in read], adaptation, args.seed)
+    if adaptation is not None and adaptation.carry == "stream" and adaptation.answer == "first":
+        told = (
+            f"the first {adaptation.batch} images are answered by the model as it is, the next ones by what came before"
+        )
+        print(f"a stream: {told}", file=sys.stderr)
     for answer, file, (_, notes) in zip(answers, args.images, read, strict=True):
         answer |= {"image": str(file), "converted": notes}
     if args.json:

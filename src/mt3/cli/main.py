@@ -14,6 +14,8 @@ from pathlib import Path
 from mt3.cli import cluster_commands, commands, method_commands
 from mt3.cli.arguments import (
     ADAPTATION,
+    METHOD_WORDS,
+    NEXT_IMAGES,
     Parser,
     adapt_arguments,
     chosen_data_arguments,
@@ -92,7 +94,11 @@ def _parser() -> argparse.ArgumentParser:
         "--shard", type=shard, metavar="I/N", help="share I, from 0 on, of N (default: torchrun's rank)"
     )
     method_arguments(evaluate, several=True)
-    evaluate.add_argument("--confidence", action="store_true", help="also how far answers agree over the views")
+    evaluate.add_argument(
+        "--confidence",
+        action="store_true",
+        help="also how well the softmax and near copies tell right answers from wrong",
+    )
     evaluate.add_argument("--tuned", type=path, metavar="FILE", help="take what `mt3 tune` chose")
     adapt_arguments(evaluate, ADAPTATION)
     data_arguments(evaluate)
@@ -140,11 +146,12 @@ def _parser() -> argparse.ArgumentParser:
 
     predict = subparsers.add_parser("predict", help="class and probability of image files, before and after adapting")
     predict.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-mt3")
-    predict.add_argument("images", type=path, nargs="+", metavar="IMAGE")
+    predict.add_argument("images", type=path, nargs="+", metavar="IMAGE", help="files, in the order of a stream")
     predict.add_argument("--json", action="store_true", help="print JSON")
-    adapt_arguments(predict)
+    predict.add_argument("--method", default="own", metavar="NAME", help=METHOD_WORDS)
+    adapt_arguments(predict, NEXT_IMAGES)
     compute_arguments(predict)
-    predict.set_defaults(run=commands.predict_command, unadapted=False, controls=False)
+    predict.set_defaults(run=commands.predict_command)
 
     serve = subparsers.add_parser("serve", help="a page to try it on, and an HTTP service (an extra)")
     told = f"a run, a saved model, or a shipped model's name (default: {DEFAULT_MODEL})"

@@ -66,9 +66,18 @@ def _adaptation(
     return adaptation
 
 
-def own_adaptation(args: argparse.Namespace, model: "MT3Model") -> "Adaptation | None":
-    """How the model adapts to single images: its own way with what the command line replaces, or none."""
-    return _adaptation(args, model, "own", None, None)
+def next_adaptation(args: argparse.Namespace, model: "MT3Model") -> "Adaptation | None":
+    """How the model adapts to images in the order given, each by itself unless it is told to follow them; or not."""
+    from mt3.adaptation.choose import choose_adaptation
+    from mt3.evaluation.settle import method_name
+
+    own, given = method_name(args.method) == "own", given_adaptation(args)
+    if own and model.objective is None:
+        if given:
+            told = name_list(f"--{name}" for name in given)
+            raise InputError(f"This model has nothing of its own to adapt with; drop {told}, or give a --method.")
+        return None
+    return choose_adaptation(model, None if own else args.method, given)
 
 
 def tune_command(args: argparse.Namespace) -> None:

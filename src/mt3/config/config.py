@@ -38,7 +38,7 @@ class Config:
     seed: int = 0  # of the first weights, of the order of the images and of the augmentation
 
     # the point of the grid; set by the method, open to ablations
-    objective: str | None = "byol"  # what is minimised without labels: byol, rotation or none
+    objective: str | None = "byol"  # what is minimised without labels: byol, rotation, marginal-entropy, ... or none
     training: str = "meta"  # ce, joint or meta
     batch_aug: bool = True  # B on x and its views
     variant: str = "paper"  # paper, or official: the authors' code where it differs

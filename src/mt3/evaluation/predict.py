@@ -25,6 +25,7 @@ def predict(
 ) -> list[dict[str, Any]]:
     """One answer per image; `after` is None for a model that has nothing to adapt with.
 
+    Where the adaptation carries its steps along a stream, the images are one, in their order, and have no losses.
     With `everything` an answer has the probabilities of all classes. `adapted` says whether the step was used: not
     where the model has nothing to adapt with or the gate was shut.
     """
@@ -37,6 +38,8 @@ def predict(
             logits = model(batch)
         return [{"before": _answer(model, own, everything), "after": None, "adapted": False} for own in logits]
     adapter = Adapter(model, adaptation, seed=seed)
+    if adapter.adaptation.carry == "stream":
+        return predict_next(adapter, images, everything)
     compared = adapter.compare(batch)
     kept = adapter.keeps(compared.before)
     return [
@@ -52,14 +55,16 @@ def predict(
     ]
 
 
-def predict_next(adapter: Adapter, images: Sequence[NDArray[np.uint8]]) -> list[dict[str, Any]]:
+def predict_next(
+    adapter: Adapter, images: Sequence[NDArray[np.uint8]], everything: bool = False
+) -> list[dict[str, Any]]:
     """Answers to the next images of a stream, by the model as it is and by what it has become."""
     model = adapter.model
     assert isinstance(model, MT3Model)
     batch = as_tensor(np.stack(list(images)), model.device)
     pairs = zip(adapter.unadapted(batch), adapter(batch), strict=True)
     return [
-        {"before": _answer(model, before, False), "after": _answer(model, after, False), "adapted": True}
+        {"before": _answer(model, before, everything), "after": _answer(model, after, everything), "adapted": True}
         for before, after in pairs
     ]
 

@@ -160,15 +160,22 @@ def _cost_table(model: Model, timings: Sequence[dict[str, Any]]) -> list[Table]:
             runs = [e for way in ways for e in row.runs.get(way, [])]
             cells[f"passes, {where}"] = _range([e.protocol["passes"] for e in runs if "passes" in e.protocol])
             timed = clock.get(f"{runs[0].rival}, {where}") if runs else None
-            cells[f"ms, {where}"] = DASH if timed is None else Cell(1000 * timed["seconds"]["median"], digits=2)
-            cells[f"times a pass, {where}"] = DASH if timed is None else Cell(timed["ratio"]["median"])
+            if clock:
+                cells[f"passes timed, {where}"] = DASH if timed is None else Cell(timed["passes"], digits=None)
+                cells[f"ms, {where}"] = DASH if timed is None else Cell(1000 * timed["seconds"]["median"], digits=2)
+                cells[f"times a pass, {where}"] = DASH if timed is None else Cell(timed["ratio"]["median"])
         lines.append((row.title, cells))
     note = "Passes: forward passes of one image that an answer costs, by the rule that a forward pass counts 1 and a "
     note += "backward pass 2. "
-    note += "Milliseconds an image and times the plain forward pass are of one run of `python -m benchmarks methods`, "
-    measured = "which measures all methods in turn, with their defaults."
-    note += measured if clock else "come from `python -m benchmarks methods --json FILE`."
+    note += TIMED if clock else "Milliseconds come from `python -m benchmarks methods --json FILE`; none are here."
     return make_table(f"methods-cost-{model.name}", f"{model.title}: cost of an answer", METHOD, lines, note)
+
+
+TIMED = (
+    "Milliseconds an image and times the plain forward pass are of one run of `python -m benchmarks methods`, which "
+    "measures all methods in turn, with their defaults: passes timed. Where a method was tuned, its settings here may "
+    "take fewer passes."
+)
 
 
 def _range(values: Sequence[float]) -> Cell:
@@ -198,8 +205,8 @@ def _setting_table(model: Model) -> list[Table]:
     note += (
         f"Seed of views and order: {name_list(sorted(seeds))}. Answer: by parameters that have seen the image (after) "
     )
-    note += "or only earlier ones (first). Tuned: learning rate, steps and views were chosen on other corruptions and "
-    note += "other images; the evaluation's file has the grid, all its accuracies and the rule."
+    note += "or only earlier ones (first). Tuned: what its grid has (learning rate, steps, views or support) was "
+    note += "chosen on other corruptions and other images; the evaluation's file has the grid, all its accuracies and the rule."
     return make_table(f"methods-settings-{model.name}", f"{model.title}: how it adapted", "method", lines, note)
 
 
