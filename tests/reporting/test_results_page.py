@@ -78,6 +78,7 @@ def test_words_take_their_numbers_from_the_tables(command):
         ("readme-all.md", "cifar10-workstation", "README.md"),
         ("card-mt3-all.md", "cifar10-workstation", "src/mt3/weights/cifar10-mt3/README.md"),
         ("readme-step.md", "cifar10-workstation-step", "README.md"),
+        ("readme-memo.md", "cifar10-workstation-step", "README.md"),
         ("card-mt3.md", "cifar10-workstation-step", "src/mt3/weights/cifar10-mt3/README.md"),
     ],
 )

@@ -206,7 +206,8 @@ def _setting_table(model: Model) -> list[Table]:
         f"Seed of views and order: {name_list(sorted(seeds))}. Answer: by parameters that have seen the image (after) "
     )
     note += "or only earlier ones (first). Tuned: what its grid has (learning rate, steps, views or support) was "
-    note += "chosen on other corruptions and other images; the evaluation's file has the grid, all its accuracies and the rule."
+    note += "chosen on other corruptions and other images; the evaluation's file has the grid, all its accuracies and "
+    note += "the rule."
     return make_table(f"methods-settings-{model.name}", f"{model.title}: how it adapted", "method", lines, note)
 
 
