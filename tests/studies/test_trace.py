@@ -10,6 +10,7 @@ from mt3.cli.main import main
 from mt3.data import load_dataset
 from mt3.evaluation.protocol import Protocol, TestImages
 from mt3.models.store import save_model
+from mt3.reporting.trace import read_trace
 from mt3.results.facts import read_evaluation
 from mt3.studies.trace import Snapshot, find_snapshots, trace
 from mt3.support.files import read_json, write_json
@@ -108,6 +109,15 @@ def test_all_points_take_the_step_of_the_last(run, tmp_path):
     save_model(model, slow)
     found = trace([Snapshot(0, slow), *snapshots[1:]], images, protocol, tmp_path / "points.json")
     assert [point.found.setting.lr for point in found.points] == [mt3.load(snapshots[-1].path).adaptation.lr] * 3
+
+
+def test_the_step_can_be_another_than_the_last_one(run, tmp_path, capsys):
+    out = tmp_path / "trace.json"
+    words = ["trace", str(run), "--limit", "4", "--corruptions", "fog", "--out", str(out)]
+    assert main([*words, "--lr", "0.5", "--views", "2"]) == 0
+    assert [point.found.setting for point in read_trace(out).points] == [(1, 2, 0.5)] * 3
+    assert "steps=1, lr=0.5, views=2" in capsys.readouterr().out
+    assert main([*words, "--lr", "-1"]) == 2
 
 
 @pytest.mark.parametrize("harm", ["no points", "a point without a cosine", "an evaluation that is gone"])

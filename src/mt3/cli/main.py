@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--first", type=count, default=0, metavar="INDEX", help="from this image on (default: 0)")
     trace.add_argument("--data", help="the data set, if RUN does not say")
     trace.add_argument("--out", type=path, help="JSON file; a PNG goes beside it (default: RUN/trace.json)")
-    trace.add_argument("--seed", type=count, default=0)
+    adapt_arguments(trace)
     data_arguments(trace)
     compute_arguments(trace)
     trace.set_defaults(run=method_commands.trace_command)

@@ -149,6 +149,7 @@ def trace_command(args: argparse.Namespace) -> None:
     from mt3.corruptions import resolve
     from mt3.corruptions.write import check_severities
     from mt3.evaluation.protocol import Protocol, TestImages
+    from mt3.evaluation.settle import settle
     from mt3.models.store import load, read_run
     from mt3.reporting.trace import trace_table
     from mt3.results.tables import markdown
@@ -156,11 +157,12 @@ def trace_command(args: argparse.Namespace) -> None:
 
     device = set_up(args)
     snapshots = find_snapshots(args.model)
-    last = snapshots[-1].path
+    last = load(snapshots[-1].path)
     args.corrupted = None
-    dataset = dataset_of_run(args, read_run(last), load(last))
+    dataset = dataset_of_run(args, read_run(snapshots[-1].path), last)
+    adaptation = settle(last, "own", None, given_adaptation(args))
     names, severities = resolve(args.corruptions or ["held-out"]), tuple(check_severities(args.severity or [5]))
-    protocol = Protocol(names, severities, args.limit, seed=args.seed)
+    protocol = Protocol(names, severities, args.limit, adaptation=adaptation, seed=args.seed)
     out = args.out or args.model / "trace.json"
     table = trace_table(trace(snapshots, TestImages(dataset, first=args.first), protocol, out, device))
     print(f"{table.title}\n\n{markdown(table)}\n\n{table.note}\n")

@@ -46,9 +46,10 @@ def find_snapshots(run: Path) -> list[Snapshot]:
 def trace(
     snapshots: Sequence[Snapshot], images: TestImages, protocol: Protocol, out: Path, device: torch.device | str = "cpu"
 ) -> Trace:
-    """Evaluate every snapshot with controls, all by the step of the last; write the points to `out`, curves beside it.
+    """Evaluate every snapshot with controls, all by one step; write the points to `out`, curves beside it.
 
-    The evaluations lie in a folder of that name; those that are there are not done again.
+    It is the protocol's step, or that of the last snapshot. The evaluations lie in a folder of that name; those that
+    are there are not done again.
     """
     if out.suffix != ".json":
         raise InputError(f"Expected a name ending in .json for the points, got {out}; the PNG goes beside it.")
@@ -58,7 +59,7 @@ def trace(
         raise InputError(
             f"{snapshots[-1].path} has nothing of its own to adapt with, so that there is no step to follow."
         )
-    asked = replace(protocol, adaptation=last.adaptation, controls=True)
+    asked = replace(protocol, adaptation=protocol.adaptation or last.adaptation, controls=True)
     points = []
     with made_directory(out.parent):  # settings that are refused leave nothing behind
         for file in (out, out.with_suffix(".png")):
