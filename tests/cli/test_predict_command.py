@@ -24,7 +24,7 @@ def test_predict_shuts_the_gate(capsys, runs, picture):
     assert shut["after"] == shut["before"] != answer("mt3")["after"]
     assert (shut["adapted"], answer("mt3")["adapted"]) == (False, True)
     line = run(capsys, "predict", runs / "mt3", picture, "--gate", "0")[1]
-    assert line.endswith("% before (sure, so not adapted)\n")
+    assert line.endswith("% before (not adapted)\n")
     assert answer("baseline")["adapted"] is False
 
 
@@ -100,10 +100,23 @@ def test_predict_follows_a_stream(capsys, runs, tmp_path):
     told = {"carry": "stream", "batch": 2, "answer": "first", "lr": 0.1}
     wanted = mt3.Adapter(mt3.load(runs / "jt"), "tent", **told)(images).softmax(1)
     assert code == 0
-    assert "the first 2 images are answered by the model as it is" in err
+    assert "a stream: 2 of 5 images are answered by the model as it is, the other 3 by what came before" in err
     assert [a["after"]["probability"] for a in answers] == pytest.approx(wanted.amax(1).tolist(), abs=1e-6)
     assert [a["after"] == a["before"] for a in answers] == [True, True, False, False, False]
+    assert [a["adapted"] for a in answers] == [False, False, True, True, True]
     assert "loss_before" not in answers[0]
+
+
+def test_a_stream_shorter_than_a_group_is_not_adapted(capsys, runs, picture):
+    code, text, err = run(capsys, "predict", runs / "jt", picture, "--json", "--method", "tent", "--carry", "stream")
+    (answer,) = json.loads(text)
+    assert (code, answer["adapted"], answer["after"]) == (0, False, answer["before"])
+    assert "a stream: 1 of 1 images are answered by the model as it is\n" in err
+
+
+def test_lame_answers_by_the_images_at_hand(capsys, runs, picture):
+    code, text, err = run(capsys, "predict", runs / "jt", picture, picture, "--json", "--method", "lame")
+    assert (code, [a["adapted"] for a in json.loads(text)], err) == (0, [True, True], "")
 
 
 @pytest.mark.parametrize(
@@ -114,6 +127,12 @@ def test_predict_follows_a_stream(capsys, runs, tmp_path):
         (["jt", "--method", "pluss"], "Unknown method 'pluss' (did you mean 'plus'?)"),
         (["jt", "--gate", "0.5", "--carry", "stream"], "leave the gate at 1"),
         (["jt", "--carry", "streams"], "streams"),
+        (["jt", "--method", "memo", "--batch", "8"], "batch=8 would do nothing: there is no stream"),
+        (["jt", "--method", "t3a", "--lr", "5"], "lr=5.0 would do nothing: the method takes no step"),
+        (["jt", "--method", "t3a", "--views", "7"], "views=7 would do nothing: the method draws no copies"),
+        (["jt", "--method", "plus", "--reset", "guard"], "reset=guard would do nothing: it watches steps"),
+        (["jt", "--method", "lame", "--answer", "first"], "answer=first would do nothing: LAME answers by the images"),
+        (["jt", "--support", "3"], "support=3 would do nothing: the method has no such number"),
     ],
 )
 def test_predict_refuses_what_does_not_go_together(capsys, runs, picture, words, told):

@@ -1,13 +1,12 @@
 """What an adapter adapts and how: a method's name, an `Adaptation` or fields of one, on any classifier."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mt3.config.adaptation import FIELDS, Adaptation
+from mt3.config.adaptation import FIELDS, Adaptation, with_fields
 from mt3.config.rivals import RIVALS, adaptation_named
 from mt3.models.call import Network
 from mt3.models.classifier import MT3Model
@@ -50,7 +49,7 @@ def choose_adaptation(model: Any, method: Any, fields: Mapping[str, Any]) -> Ada
         if model.objective is None:
             raise InputError("This model has no objective to adapt with; use model(images) as it is, or name a method.")
         chosen = model.adaptation
-    return replace(chosen, **fields)
+    return with_fields(chosen, fields)
 
 
 def choose_network(model: Any, adaptation: Adaptation, wrapping: Wrapping) -> Network:

@@ -21,8 +21,9 @@ from mt3.support.errors import WORD, InputError, name_list, one_of, shown, sugge
 from mt3.support.processes import count_cores
 
 ADAPTATION = {field.name: field for field in fields(Adaptation)}
-EACH_IMAGE = ("steps", "lr", "views", "layers", "gate")  # what there is to say where images are not a stream
-NEXT_IMAGES = (*EACH_IMAGE, "carry", "batch", "answer", "reset", "momentum", "support")  # and where they may be one
+ONE_STEP = ("steps", "lr", "views", "layers")  # what there is to say of the step itself
+# and of images that may be a stream
+NEXT_IMAGES = (*ONE_STEP, "gate", "carry", "batch", "answer", "reset", "momentum", "support")
 METHOD_WORDS = f"of {name_list(RIVALS)} (default: own, the model's)"
 
 
@@ -136,8 +137,8 @@ def corruption_arguments(parser: argparse.ArgumentParser, groups: str, severitie
     parser.add_argument("--severity", type=count, nargs="+", action="extend", help=f"1 to 5 (default: {severities})")
 
 
-def adapt_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = EACH_IMAGE) -> None:
-    """Fields of an adaptation that can be replaced, in the words beside them."""
+def adapt_arguments(parser: argparse.ArgumentParser, names: Iterable[str], seed: str = "of the views") -> None:
+    """Fields of an adaptation that can be replaced, in the words beside them, and what the seed is of."""
     words = describe_fields(Adaptation).get("", {})
     kinds: dict[type, Callable[[str], Any]] = {int: count, float: number}
     for name in names:
@@ -145,7 +146,7 @@ def adapt_arguments(parser: argparse.ArgumentParser, names: Iterable[str] = EACH
         kind = none_or_number if name == "clip" else kinds.get(type(default), str)
         told = f"{words.get(name, 'of the adaptation')} (default: the model's or method's)".replace("%", "%%")
         parser.add_argument(f"--{name}", type=kind, metavar=name.upper(), help=told)
-    parser.add_argument("--seed", type=count, default=0, help="of the views, and of a stream's order")
+    parser.add_argument("--seed", type=count, default=0, help=f"{seed} (default: 0)")
 
 
 def method_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:

@@ -193,11 +193,10 @@ def predict_command(args: argparse.Namespace) -> None:
     model = model.to(set_up(args))
     adaptation = next_adaptation(args, model)
     answers = predict(model, [image for image, _ in read], adaptation, args.seed)
-    if adaptation is not None and adaptation.carry == "stream" and adaptation.answer == "first":
-        told = (
-            f"the first {adaptation.batch} images are answered by the model as it is, the next ones by what came before"
-        )
-        print(f"a stream: {told}", file=sys.stderr)
+    first = sum(not answer["adapted"] for answer in answers)
+    if first and adaptation is not None and adaptation.carry == "stream":
+        rest = f", the other {len(answers) - first} by what came before" if first < len(answers) else ""
+        print(f"a stream: {first} of {len(answers)} images are answered by the model as it is{rest}", file=sys.stderr)
     for answer, file, (_, notes) in zip(answers, args.images, read, strict=True):
         answer |= {"image": str(file), "converted": notes}
     if args.json:
@@ -211,7 +210,7 @@ def predict_command(args: argparse.Namespace) -> None:
         if after is None:
             line += " (does not adapt)"
         elif not answer["adapted"]:
-            line += " (sure, so not adapted)"
+            line += " (not adapted)"
         else:
             line += f", {shown(after['class'])} {100 * after['probability']:.1f} % after adapting"
         print(line)

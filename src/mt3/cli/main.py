@@ -16,6 +16,7 @@ from mt3.cli.arguments import (
     ADAPTATION,
     METHOD_WORDS,
     NEXT_IMAGES,
+    ONE_STEP,
     Parser,
     adapt_arguments,
     chosen_data_arguments,
@@ -41,6 +42,8 @@ from mt3.support.errors import WORD, InputError, RankLostError, name_list, shown
 from mt3.support.signals import Stopped, stop_on_signals
 from mt3.support.version import __version__
 
+MODEL_WORDS = "a run, a saved model, or a shipped model's name, as cifar10-mt3"
+ORDERED = "of the views, and of a stream's order"
 TESTED = "all (the paper's; default), held-out, every, none"
 FORMATS = ("arrays", "folders")  # of corrupted images
 FORMAT_WORDS = "arrays: CIFAR-10-C's .npy files (default); folders: Tiny-ImageNet-C's, CORRUPTION/SEVERITY/CLASS/*.png"
@@ -80,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     train.set_defaults(run=commands.train_command)
 
     evaluate = subparsers.add_parser("evaluate", help="accuracy under corruption, before and after adapting")
-    evaluate.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-mt3")
+    evaluate.add_argument("model", type=path, metavar="RUN", help=MODEL_WORDS)
     corruption_arguments(evaluate, TESTED, "5")
     evaluate.add_argument("--limit", type=count, help="only this many images of the test split")
     evaluate.add_argument("--first", type=count, default=0, metavar="INDEX", help="from this image on (default: 0)")
@@ -100,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         help="also how well the softmax and near copies tell right answers from wrong",
     )
     evaluate.add_argument("--tuned", type=path, metavar="FILE", help="take what `mt3 tune` chose")
-    adapt_arguments(evaluate, ADAPTATION)
+    adapt_arguments(evaluate, ADAPTATION, ORDERED)
     data_arguments(evaluate)
     compute_arguments(evaluate)
     evaluate.set_defaults(run=commands.evaluate_command)
@@ -110,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     merge.set_defaults(run=cluster_commands.merge_command)
 
     tune = subparsers.add_parser("tune", help="choose learning rate, steps, views or support, on what is not reported")
-    tune.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-mt3")
+    tune.add_argument("model", type=path, metavar="RUN", help=MODEL_WORDS)
     method_arguments(tune)
     for name, kind in (("lr", number), ("steps", positive), ("views", positive), ("support", positive)):
         told = f"values of {name} to try (default: by the method)"
@@ -119,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--limit", type=positive, default=200, help="of the held-out images at most these (default: 200)")
     tune.add_argument("--data", help="the data set, if RUN does not say")
     tune.add_argument("--out", type=path, help="JSON file (default: RUN/tuned-METHOD-STREAM.json)")
-    adapt_arguments(tune, [name for name in ADAPTATION if name not in TUNED])
+    adapt_arguments(tune, [name for name in ADAPTATION if name not in TUNED], ORDERED)
     data_arguments(tune)
     compute_arguments(tune)
     tune.set_defaults(run=method_commands.tune_command)
@@ -139,13 +142,13 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--first", type=count, default=0, metavar="INDEX", help="from this image on (default: 0)")
     trace.add_argument("--data", help="the data set, if RUN does not say")
     trace.add_argument("--out", type=path, help="JSON file; a PNG goes beside it (default: RUN/trace.json)")
-    adapt_arguments(trace)
+    adapt_arguments(trace, ONE_STEP)
     data_arguments(trace)
     compute_arguments(trace)
     trace.set_defaults(run=method_commands.trace_command)
 
     predict = subparsers.add_parser("predict", help="class and probability of image files, before and after adapting")
-    predict.add_argument("model", type=path, metavar="RUN", help="a run, a saved model, or cifar10-mt3")
+    predict.add_argument("model", type=path, metavar="RUN", help=MODEL_WORDS)
     predict.add_argument("images", type=path, nargs="+", metavar="IMAGE", help="files, in the order of a stream")
     predict.add_argument("--json", action="store_true", help="print JSON")
     predict.add_argument("--method", default="own", metavar="NAME", help=METHOD_WORDS)

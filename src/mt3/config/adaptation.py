@@ -36,10 +36,10 @@ class Adaptation:
     """The inner steps on one image, on one task of a meta-batch or along a stream. The defaults are the paper's."""
 
     objective: str | None = "byol"  # what is minimised; none: the model does not adapt
-    steps: int = 1  # M
-    lr: float = 0.1  # alpha
+    steps: int = 1  # steps on the objective, M
+    lr: float = 0.1  # learning rate of these steps, alpha
     clip: float | None = 10.0  # norm of a step's gradient; none: no clipping
-    views: int = 32  # K_T: pairs of views for byol, copies for rotation
+    views: int = 32  # K_T: pairs of views for byol, copies of the image for all others that draw some
     layers: str = "all"  # of those that feed the loss: all, norm or last (stage)
     gate: float = 1.0  # an image of which the model is this sure is not adapted to; 1: all are
     variant: str = "paper"  # official: a norm for each tensor, the same views for every step, crops below the whole
@@ -47,11 +47,11 @@ class Adaptation:
     carry: str = "image"  # image: the step is discarded after each image; stream: it is kept
     batch: int = 1  # images that share a step of a stream
     answer: str = "after"  # of a stream: by parameters that have seen the image, or only earlier ones (first)
-    reset: str = "never"  # of a stream: never, shift (a known one), low-entropy (SAR's), guard, or every N images
+    reset: str = "never"  # of a stream: never, shift (when told of one), low-entropy (SAR's), guard, or 'every 100'
     statistics: float = 0.0  # share of the batch's own statistics in batch normalisation; the rest is the trained ones
     radius: float = 0.0  # of the sharpness-aware step, which takes its gradient that far up the slope; 0: plain
     rule: str = "step"  # what gives the answer: gradient steps; without: the average of views, t3a, lame or align
-    support: int = 100  # of t3a the images kept for a class, of lame an image's neighbours, of align the last images
+    support: int = 100  # of T3A the images kept for a class, of LAME an image's neighbours, of plus the last images
 
     def __post_init__(self) -> None:
         for name, bounds in BOUNDS.items():
@@ -70,6 +70,11 @@ class Adaptation:
             raise InputError(f"Expected an objective's name or none, got {self.objective!r}.")
         if self.carry == "stream" and self.gate < 1:
             raise InputError("A gate leaves out single images, not those of a stream; leave the gate at 1.")
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether the answer comes from gradient steps."""
+        return self.rule == "step" and self.objective is not None
 
     @property
     def fresh_views(self) -> bool:
@@ -92,6 +97,29 @@ class Adaptation:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Adaptation))
+
+OF_STREAMS = ("batch", "answer", "reset")
+OF_STEPS = ("steps", "lr", "clip", "layers", "momentum", "radius")
+
+
+def with_fields(adaptation: Adaptation, fields: Mapping[str, Any]) -> Adaptation:
+    """The adaptation with fields replaced; one that would change nothing is refused."""
+    changed = dataclasses.replace(adaptation, **fields)
+    without = not changed.takes_steps
+    idle: dict[str, tuple[str, ...]] = {
+        "there is no stream; give carry=stream, or drop it": OF_STREAMS if changed.carry == "image" else (),
+        "the method takes no step": OF_STEPS if without else (),
+        "the method draws no copies": ("views",) if without and changed.rule != "average" else (),
+        "the method has no such number": ("support",) if changed.rule in ("step", "average") else (),
+        "LAME answers by the images at hand": ("answer",) if changed.rule == "lame" else (),
+    }
+    if without and changed.reset in ("guard", "low-entropy"):
+        idle["it watches steps, and the method takes none"] = ("reset",)
+    for why, names in idle.items():
+        for name in names:
+            if name in fields:
+                raise InputError(f"{name}={fields[name]} would do nothing: {why}.")
+    return changed
 
 
 def adaptation_from_dict(values: Any) -> Adaptation:

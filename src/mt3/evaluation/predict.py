@@ -26,8 +26,8 @@ def predict(
     """One answer per image; `after` is None for a model that has nothing to adapt with.
 
     Where the adaptation carries its steps along a stream, the images are one, in their order, and have no losses.
-    With `everything` an answer has the probabilities of all classes. `adapted` says whether the step was used: not
-    where the model has nothing to adapt with or the gate was shut.
+    With `everything` an answer has the probabilities of all classes. `adapted` is false where the model as it is
+    answers: it has nothing to adapt with, the gate was shut, the method left the image out, or a stream begins.
     """
     if not len(images):
         raise InputError("Expected at least one image to predict, got none.")
@@ -46,7 +46,7 @@ def predict(
         {
             "before": _answer(model, compared.before[i], everything),
             "after": _answer(model, compared.after[i], everything),
-            "adapted": not kept[i].item(),
+            "adapted": bool(not kept[i] and compared.loss_before[i].isfinite()),
             "loss_before": _finite(compared.loss_before[i]),
             "loss_after": _finite(compared.loss_after[i]),
             "gradient_norm": _finite(compared.grad_norm[i]),
@@ -62,11 +62,24 @@ def predict_next(
     model = adapter.model
     assert isinstance(model, MT3Model)
     batch = as_tensor(np.stack(list(images)), model.device)
+    first = first_unadapted(adapter, len(batch))
     pairs = zip(adapter.unadapted(batch), adapter(batch), strict=True)
     return [
-        {"before": _answer(model, before, everything), "after": _answer(model, after, everything), "adapted": True}
-        for before, after in pairs
+        {
+            "before": _answer(model, before, everything),
+            "after": _answer(model, after, everything),
+            "adapted": i >= first,
+        }
+        for i, (before, after) in enumerate(pairs)
     ]
+
+
+def first_unadapted(adapter: Adapter, images: int) -> int:
+    """How many of the next images of a stream the model as it is answers, since nothing came before them."""
+    told = adapter.adaptation
+    assert adapter.stream is not None
+    waits = told.answer == "first" and told.rule != "lame" and adapter.stream.seen == 0
+    return min(told.batch, images) if waits else 0
 
 
 def _finite(value: Tensor) -> float | None:

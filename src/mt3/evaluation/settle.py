@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mt3.config.adaptation import TUNED, Adaptation
+from mt3.config.adaptation import TUNED, Adaptation, with_fields
 from mt3.config.rivals import get_rival
 from mt3.models.classifier import MT3Model
 from mt3.objectives.registry import get_objective
@@ -31,7 +31,7 @@ def settle(model: Any, method: str | Adaptation, stream: str | None, fields: Map
     answer.
     """
     if isinstance(method, Adaptation):
-        return replace(method, **({} if stream is None else {"carry": "stream"}) | dict(fields))
+        return with_fields(method if stream is None else replace(method, carry="stream"), fields)
     rival, adaptation = get_rival(method), get_rival(method).adaptation
     if adaptation is None and isinstance(model, MT3Model) and model.objective is not None:
         adaptation = model.adaptation
@@ -39,7 +39,7 @@ def settle(model: Any, method: str | Adaptation, stream: str | None, fields: Map
         return None
     if rival.stream and stream is None:
         raise InputError(f"{rival.title} has nothing to do for a single image; give --stream.")
-    return replace(adaptation, **{**(ALONE if stream is None else {"carry": "stream"}), **fields})
+    return with_fields(replace(adaptation, **(ALONE if stream is None else {"carry": "stream"})), fields)
 
 
 def passes(adaptation: Adaptation) -> float:

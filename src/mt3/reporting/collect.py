@@ -11,6 +11,7 @@ from mt3.reporting.curves import Curves, find_curves
 from mt3.reporting.trace import POINT_FILE, Trace, is_trace, read_trace
 from mt3.results.facts import TUNING, Evaluation, is_evaluation, parse_evaluation
 from mt3.results.runs import read_run
+from mt3.results.shape import TIMING, check_shape
 from mt3.support.errors import InputError, name_list
 from mt3.support.files import METRICS_FILE, RUN_FILE, load_json
 
@@ -168,7 +169,7 @@ def _read(
         notes.append(f"{shown} is left out: it is not a whole JSON file.")
         return []
     if isinstance(value, dict) and value.get("benchmark") == "methods":
-        timings.append(value)
+        timings.append(_checked_timing(value, shown))
         return []
     if not asked and not is_evaluation(value):
         return []
@@ -177,6 +178,16 @@ def _read(
         notes.append(f"{shown} is left out: it does not say which method its model was trained with.")
         return []
     return [replace(evaluation, path=shown)]
+
+
+def _checked_timing(value: dict[str, Any], path: Path) -> dict[str, Any]:
+    try:
+        check_shape(value, TIMING, "a benchmark")
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path} is not a whole benchmark of methods ({error}); `python -m benchmarks methods --json` writes one."
+        ) from None
+    return value
 
 
 def is_alike(one: Evaluation, other: Evaluation) -> bool:

@@ -124,6 +124,9 @@ def _tables(model: Model, severity: int, timings: Sequence[dict[str, Any]]) -> l
     title = f"{model.title}: average accuracy in %{several}, severity {severity}, "
     title += f"{first.protocol['images']:,} images each"
     note = READING + "Bold is the best of a column, and what is printed alike."
+    precisions = {e.protocol["precision"] for row in model.rows for runs in row.runs.values() for e in runs}
+    if len(precisions) > 1:
+        note += f" Evaluated in {name_list(sorted(precisions))}, as the last table says: as it is may differ for that."
     gains = [(row.title, {way: row.cell(way, partial(_gain, severity=severity)) for way in ways}) for row in model.rows]
     length = block_length(first.protocol["images"], max(row.runs[w][0].batch for row in model.rows for w in row.runs))
     told = "Paired 95 % intervals: per image the normal one over images; along a stream, whose answers are not "
@@ -173,8 +176,8 @@ def _cost_table(model: Model, timings: Sequence[dict[str, Any]]) -> list[Table]:
 
 TIMED = (
     "Milliseconds an image and times the plain forward pass are of one run of `python -m benchmarks methods`, which "
-    "measures all methods in turn, with their defaults: passes timed. Where a method was tuned, its settings here may "
-    "take fewer passes."
+    "measures all methods in turn, with their defaults, in groups of at most 16 images: passes timed. Where a method "
+    "was tuned, an answer here may take another number of passes."
 )
 
 
@@ -197,6 +200,7 @@ def _setting_table(model: Model) -> list[Table]:
             e = row.runs[way][0]
             texts = _setting(e.protocol["adaptation"])
             tuned = e.protocol.get("tuned")
+            texts["precision"] = e.protocol["precision"]
             texts["chosen"] = "default" if tuned is None else f"tuned, {tuned['hash'][:8]}"
             texts["files"] = name_list(f"`{run.path}`" for run in row.runs[way])
             lines.append((f"{row.title}, {way}", {name: Cell(text=text) for name, text in texts.items()}))

@@ -92,8 +92,10 @@ def trace_table(trace: Trace, name: str = KEY) -> Table:
         cells += [Cell(getattr(point, cosine), digits=2) for cosine in COSINES]
         lines.append(Line(f"{point.step:,}", tuple(cells)))
     columns = (*(words[0] for words in ROWS.values()), "gain", "adaptation", *(words[0] for words in COSINES.values()))
-    steps, views, lr = trace.points[-1].found.setting
-    note = f"{NOTE} Every point adapts with steps={steps}, lr={lr:g}, views={views}."
+    found = trace.points[-1].found
+    steps, views, lr = found.setting
+    note = f"{NOTE} Every point adapts with steps={steps}, lr={lr:g}, views={views}, "
+    note += f"layers={found.protocol['adaptation']['layers']}."
     return Table(name, _title(trace), "step", columns, tuple(lines), note)
 
 

@@ -81,9 +81,12 @@ class Engine:
         return adaptation
 
     def begin_stream(self, options: Any) -> tuple[str, Adaptation]:
-        """A new stream's id, and how it adapts: with a guard, unless the options say otherwise."""
-        fields = {"reset": "guard"} | check_options(options, self.limits, STREAM_OPTIONS) | {"carry": "stream"}
-        adapter = Adapter(self.model, fields.pop("method", None), **fields)
+        """A new stream's id, and how it adapts: steps have a guard, unless the options say otherwise."""
+        fields = check_options(options, self.limits, STREAM_OPTIONS) | {"carry": "stream"}
+        adaptation = choose_adaptation(self.model, fields.pop("method", None), fields)
+        if adaptation.takes_steps and "reset" not in fields:
+            adaptation = replace(adaptation, reset="guard")
+        adapter = Adapter(self.model, adaptation)
         return self.sessions.begin(adapter), self._within_limits(adapter.adaptation)
 
     async def predict_next(self, stream: str, uploads: Sequence[Upload]) -> list[dict[str, Any]]:
@@ -162,7 +165,7 @@ def stream_methods(model: MT3Model) -> dict[str, str]:
     found = {}
     for name in STREAMS:
         with contextlib.suppress(InputError):
-            Adapter(model, name, carry="stream", reset="guard")
+            Adapter(model, name, carry="stream")
             found[name] = get_rival(name).title
     return found
 

@@ -59,7 +59,10 @@ def trace(
         raise InputError(
             f"{snapshots[-1].path} has nothing of its own to adapt with, so that there is no step to follow."
         )
-    asked = replace(protocol, adaptation=protocol.adaptation or last.adaptation, controls=True)
+    own = protocol.adaptation or last.adaptation
+    if not (own.steps and own.lr):
+        raise InputError(f"Expected a step to follow, got steps={own.steps} and lr={own.lr:g}; raise what is 0.")
+    asked = replace(protocol, adaptation=own, controls=True)
     points = []
     with made_directory(out.parent):  # settings that are refused leave nothing behind
         for file in (out, out.with_suffix(".png")):
