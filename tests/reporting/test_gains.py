@@ -42,15 +42,19 @@ def test_an_unfinished_rival_is_no_fair_one(folder):
     assert f"of JT (ours){MARK} and MT3 it is NO FAIR comparison" in got["gain"].note
 
 
-def test_lengths_by_hand_are_fair_if_they_took_as_long(folder):
+@pytest.mark.parametrize(
+    ("jt", "mt3", "fair"),
+    [({}, {}, True), ({"width": 32}, {"width": 32}, True), ({"width": 32}, {}, False), ({}, {"start": "jt"}, False)],
+)
+def test_lengths_by_hand_are_fair_if_they_took_as_long(folder, jt, mt3, fair):
     for method, seeds in (("jt", JT), ("mt3", MT3)):
         for seed, rows in enumerate(seeds):
             length = 8.0 if method == "jt" else 2.0
-            run = {"epochs": [34.0, length], "overrides": {"epochs": length}}
+            run = {"epochs": [34.0, length], "overrides": {"epochs": length} | (jt if method == "jt" else mt3)}
             write(folder / f"{method}-{seed}.json", make_evaluation(method, seed, rows, run=run))
     note = tables_of(folder)["gain"].note
-    assert "set by hand (JT (ours) is of preset paper with epochs=8.0, MT3 of preset paper with epochs=2.0)" in note
-    assert "fair if both took as long" in note
+    assert ("fair if both took as long" in note, "NO FAIR" in note) == (fair, not fair)
+    assert ("set by hand (JT (ours) is of preset paper with epochs=8.0" in note) == fair
 
 
 def test_unlike_presets_and_lengths_are_no_fair_comparison(folder):
