@@ -1,6 +1,7 @@
 """Every test-time method alternately with the plain forward pass: what an answer costs on the clock."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ def _calls(
                 if usual is None:
                     raise InputError("This model has nothing of its own to adapt with.")
                 source = images if usual.rule == "align" else None
-                adapter = Adapter(model, usual, batch=min(usual.batch, len(images)), source=source)
+                adapter = Adapter(model, replace(usual, batch=min(usual.batch, len(images))), source=source)
             except InputError as error:
                 absent.append({"name": name, "reason": str(error).rstrip("."), "install": ""})
                 continue
