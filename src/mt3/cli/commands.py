@@ -1,7 +1,6 @@
 """What each command of the command line does. Torch is imported where needed."""
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -12,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from mt3.cli.arguments import default_jobs, given_fields, load_data, set_up
 from mt3.cli.cluster_commands import check_job_arguments, shard_done, study_jobs
-from mt3.cli.method_commands import asked_evaluations, next_adaptation
+from mt3.cli.method_commands import asked_evaluations
 from mt3.config.config import make_config
 from mt3.config.methods import METHODS, get_method
 from mt3.data.folder import KIND, SIZE
-from mt3.service.limits import Limits
 from mt3.studies.ablations import resolve_ablations
 from mt3.support.errors import NAME, InputError, is_name, name_list, shown
 from mt3.support.files import read_text
@@ -178,56 +176,6 @@ def _shifted_images(args: argparse.Namespace, model: "MT3Model", dataset: "Datas
     classes = model.classes or [str(i) for i in range(model.num_classes)]
     read = Asked(classes, size, args.skip_broken, count_cores())
     return open_shifts(args.corrupted, read, names, check_severities(args.severity) if args.severity else ())
-
-
-def predict_command(args: argparse.Namespace) -> None:
-    from mt3.data.image_files import read_image, silent_readers
-    from mt3.evaluation.predict import predict
-    from mt3.models.store import load
-
-    model = load(args.model)
-    if model.size is None:
-        raise InputError(f"{args.model} takes images of any size, and does not say to which to scale them.")
-    with silent_readers():
-        read = [read_image(path, model.size) for path in args.images]
-    model = model.to(set_up(args))
-    adaptation = next_adaptation(args, model)
-    answers = predict(model, [image for image, _ in read], adaptation, args.seed)
-    first = sum(not answer["adapted"] for answer in answers)
-    if first and adaptation is not None and adaptation.carry == "stream":
-        rest = f", the other {len(answers) - first} by what came before" if first < len(answers) else ""
-        print(f"a stream: {first} of {len(answers)} images are answered by the model as it is{rest}", file=sys.stderr)
-    for answer, file, (_, notes) in zip(answers, args.images, read, strict=True):
-        answer |= {"image": str(file), "converted": notes}
-    if args.json:
-        print(json.dumps(answers, indent=2))
-        return
-    for answer in answers:
-        if answer["converted"]:
-            print(f"{shown(answer['image'], 4096)}: {', '.join(answer['converted'])}", file=sys.stderr)
-        before, after = answer["before"], answer["after"]
-        line = f"{shown(answer['image'], 4096)}: {shown(before['class'])} {100 * before['probability']:.1f} % before"
-        if after is None:
-            line += " (does not adapt)"
-        elif not answer["adapted"]:
-            line += " (not adapted)"
-        else:
-            line += f", {shown(after['class'])} {100 * after['probability']:.1f} % after adapting"
-        print(line)
-
-
-def serve_command(args: argparse.Namespace) -> None:
-    limits = Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
-    from mt3.models.store import load
-
-    try:
-        from mt3.service.server import serve
-    except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "uvicorn", "multipart", "python_multipart", "starlette"):
-            raise
-        raise InputError(f"Serving needs {error.name}; install the extra, `pip install 'mt3[serve]'`.") from None
-    model = load(args.model).to(set_up(args))
-    serve(model, args.model.name, args.host, args.port, limits)
 
 
 def corrupt_command(args: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from mt3.cli import cluster_commands, commands, method_commands
+from mt3.cli import answer_commands, cluster_commands, commands, method_commands
 from mt3.cli.arguments import (
     ADAPTATION,
     METHOD_WORDS,
@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--method", default="own", metavar="NAME", help=METHOD_WORDS)
     adapt_arguments(predict, NEXT_IMAGES)
     compute_arguments(predict)
-    predict.set_defaults(run=commands.predict_command)
+    predict.set_defaults(run=answer_commands.predict_command)
 
     serve = subparsers.add_parser("serve", help="a page to try it on, and an HTTP service (an extra)")
     told = f"a run, a saved model, or a shipped model's name (default: {DEFAULT_MODEL})"
@@ -163,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", type=count, default=8000, help="0: any that is free (default: 8000)")
     limit_arguments(serve)
     compute_arguments(serve)
-    serve.set_defaults(run=commands.serve_command)
+    serve.set_defaults(run=answer_commands.serve_command)
 
     corrupt = subparsers.add_parser("corrupt", help="write corrupted test images in a published layout")
     chosen_data_arguments(corrupt)
