@@ -32,6 +32,17 @@ def test_methods_and_streams_go_into_a_directory(capsys, runs, tmp_path):
     assert "methods-mt3" in (tmp_path / "report" / "table.tex").read_text()
 
 
+def test_of_several_methods_each_takes_the_fields_that_it_has_a_use_for(capsys, runs, tmp_path):
+    words = ["evaluate", runs / "mt3", *FEW, "--method", "tent", "lame", "--stream", "shift", "--batch", "2"]
+    code, *_ = run(capsys, *words, "--lr", "0.5", "--out", tmp_path / "found")
+    tent, lame = (read_evaluation(tmp_path / "found" / f"{name}-shift.json") for name in ("tent", "lame"))
+    assert (code, tent.protocol["adaptation"]["lr"], lame.protocol["adaptation"]["lr"]) == (0, 0.5, 0.1)
+    assert (tent.batch, lame.batch) == (2, 2)
+    code, _, err = run(capsys, *words, "--views", "3", "--out", tmp_path / "none")
+    assert (code, err) == (2, "mt3: --views would do nothing for any of these methods: the method draws no copies.\n")
+    assert not (tmp_path / "none").exists()
+
+
 def test_fields_of_an_adaptation_are_flags(capsys, runs, tmp_path):
     flags = ["--lr", "0.5", "--momentum", "0.9", "--answer", "first", "--reset", "every 2", "--clip", "none"]
     out = tmp_path / "r.json"

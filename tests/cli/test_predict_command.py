@@ -131,7 +131,8 @@ def test_lame_answers_by_the_images_at_hand(capsys, runs, picture):
         (["jt", "--method", "t3a", "--lr", "5"], "lr=5.0 would do nothing: the method takes no step"),
         (["jt", "--method", "t3a", "--views", "7"], "views=7 would do nothing: the method draws no copies"),
         (["jt", "--method", "plus", "--reset", "guard"], "reset=guard would do nothing: it watches steps"),
-        (["jt", "--method", "lame", "--answer", "first"], "answer=first would do nothing: LAME answers by the images"),
+        (["jt", "--method", "lame", "--answer", "first"], "answer=first would do nothing: the method keeps nothing"),
+        (["jt", "--carry", "stream", "--reset", "shift"], "Nothing here tells of a shift"),
         (["jt", "--support", "3"], "support=3 would do nothing: the method has no such number"),
     ],
 )

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mt3.config.adaptation import BOUNDS, FIELDS, Adaptation, adaptation_from_dict, with_fields
-from mt3.config.rivals import RIVALS
+from mt3.config.adaptation import BOUNDS, FIELDS, Adaptation, adaptation_from_dict
 from mt3.support.errors import InputError
 
 
@@ -129,27 +128,3 @@ def test_json_gives_it_back(adaptation):
 def test_what_is_no_adaptation_is_refused(values, message):
     with pytest.raises(InputError, match=message):
         adaptation_from_dict(values)
-
-
-@pytest.mark.parametrize(
-    ("method", "fields", "idle"),
-    [
-        ("memo", {"batch": 8}, "batch=8 would do nothing: there is no stream; give carry=stream"),
-        ("memo", {"carry": "stream", "batch": 8}, None),
-        ("tent", {"carry": "stream", "reset": "guard"}, None),
-        ("plus", {"reset": "guard"}, "reset=guard would do nothing: it watches steps"),
-        ("plus", {"reset": "every 100", "support": 64, "answer": "after"}, None),
-        ("lame", {"answer": "first"}, "answer=first would do nothing: LAME"),
-        ("t3a", {"views": 2}, "views=2 would do nothing: the method draws no copies"),
-        ("norm", {"momentum": 0.9}, "momentum=0.9 would do nothing: the method takes no step"),
-        ("average", {"views": 2}, None),
-        ("average", {"support": 2}, "support=2 would do nothing"),
-    ],
-)
-def test_a_field_that_would_do_nothing_is_refused(method, fields, idle):
-    adaptation = RIVALS[method].adaptation
-    if idle is None:
-        assert with_fields(adaptation, fields) == dataclasses.replace(adaptation, **fields)
-    else:
-        with pytest.raises(InputError, match=idle):
-            with_fields(adaptation, fields)

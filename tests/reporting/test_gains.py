@@ -61,10 +61,14 @@ def test_unlike_presets_and_lengths_are_no_fair_comparison(folder):
     write(folder / "jt-0.json", make_evaluation("jt", 0, JT[0], run={"preset": "cpu"}))
     note = tables_of(folder)["gain"].note
     assert "it is NO FAIR comparison: JT (ours) is of preset cpu, MT3 of preset paper." in note
-    short = {"epochs": [1.0], "overrides": {"epochs": 1.0, "lr": 0.05}}
+    short = {"epochs": [1.0], "overrides": {"epochs": 1.0, "width": 8}}
     write(folder / "jt-0.json", make_evaluation("jt", 0, JT[0], run=short))
     note = tables_of(folder)["gain"].note
-    assert "JT (ours) is of preset paper with epochs=1.0, MT3 of preset paper." in note
+    assert "NO FAIR comparison: JT (ours) is of preset paper with epochs=1.0, width=8, MT3 of preset paper." in note
+    short["overrides"] = {"epochs": 1.0, "lr": 0.05}
+    write(folder / "jt-0.json", make_evaluation("jt", 0, JT[0], run=short))
+    note = tables_of(folder)["gain"].note
+    assert "set by hand (JT (ours) is of preset paper with epochs=1.0, MT3 of preset paper)" in note
 
 
 CONTROLS = {"clean_other": accuracies(55, 45, 59), "same_corruption": accuracies(57, 46, 60)}

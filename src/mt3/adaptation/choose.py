@@ -1,12 +1,13 @@
 """What an adapter adapts and how: a method's name, an `Adaptation` or fields of one, on any classifier."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mt3.config.adaptation import FIELDS, Adaptation, with_fields
+from mt3.config.adaptation import FIELDS, Adaptation
 from mt3.config.rivals import RIVALS, adaptation_named
 from mt3.models.call import Network
 from mt3.models.classifier import MT3Model
@@ -20,6 +21,11 @@ from mt3.objectives.registry import get_objective
 from mt3.support.errors import InputError, name_list, one_of, shown
 
 NO_GRADIENT = ("t3a", "lame")  # rules that see the class layer and what it sees
+
+
+# fields of an adaptation, by what they belong to
+OF_STREAMS = ("batch", "answer", "reset")
+OF_STEPS = ("steps", "lr", "clip", "layers", "momentum", "radius")
 
 
 class Wrapping(NamedTuple):
@@ -52,6 +58,43 @@ def choose_adaptation(model: Any, method: Any, fields: Mapping[str, Any]) -> Ada
     return with_fields(chosen, fields)
 
 
+def with_fields(adaptation: Adaptation, fields: Mapping[str, Any], idle: dict[str, str] | None = None) -> Adaptation:
+    """The adaptation with fields replaced.
+
+    Another value for a field that does nothing there is refused, or left out and told in `idle`, with why.
+    """
+    changed = replace(adaptation, **fields)
+    found = {
+        name: why
+        for why, names in _idle_fields(changed).items()
+        for name in names
+        if name in fields and getattr(changed, name) != getattr(adaptation, name)
+    }
+    if idle is None:
+        for name, why in found.items():
+            raise InputError(f"{name}={shown(fields[name])} would do nothing: {why}.")
+        return changed
+    idle.update(found)
+    return replace(adaptation, **{name: value for name, value in fields.items() if name not in found})
+
+
+def _idle_fields(adaptation: Adaptation) -> dict[str, tuple[str, ...]]:
+    """The fields that nobody asks for, by why so."""
+    rule, objective = adaptation.rule, objective_of(adaptation)
+    draws = rule == "average" or (adaptation.takes_steps and objective is not None and objective.draws_views)
+    alone = rule in ("average", "lame") or (rule == "step" and objective is None)  # answers by the images at hand
+    idle: dict[str, tuple[str, ...]] = {
+        "there is no stream; give one, or drop it": OF_STREAMS if adaptation.carry == "image" else (),
+        "the method takes no step": () if adaptation.takes_steps else OF_STEPS,
+        "the method draws no copies": () if draws else ("views",),
+        "the method has no such number": ("support",) if rule in ("step", "average") else (),
+        "the method keeps nothing along a stream": ("answer", "reset") if alone else (),
+    }
+    if adaptation.reset in ("guard", "low-entropy") and not adaptation.takes_steps:
+        idle["it watches steps, and the method takes none"] = ("reset",)
+    return idle
+
+
 def choose_network(model: Any, adaptation: Adaptation, wrapping: Wrapping) -> Network:
     """The model, or the classifier with what adapting needs around it; refuses what does not go together."""
     if not isinstance(model, nn.Module):
@@ -71,6 +114,11 @@ def choose_network(model: Any, adaptation: Adaptation, wrapping: Wrapping) -> Ne
         network = Plain(model, wrapping.normalisation, wrapping.size)
     _check_fit(network, adaptation)
     return network
+
+
+def uses_batch(model: Network, adaptation: Adaptation) -> bool:
+    """Whether batch normalisation takes statistics from the images at hand: answers differ without a step, too."""
+    return adaptation.statistics > 0 and has_batch_norm(model)
 
 
 def choose_moments(model: Network, adaptation: Adaptation, source: Tensor | None) -> Source | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mt3.adaptation.choose import images_in_pass, objective_of
+from mt3.adaptation.choose import images_in_pass, objective_of, uses_batch
 from mt3.adaptation.guard import NUMBERS, Guard, Watched
 from mt3.adaptation.memory import check_memory
 from mt3.adaptation.rules import (
@@ -56,6 +56,7 @@ class Stream:
         alone = adaptation.rule in ("t3a", "align") or self.objective is not None  # whether one image is enough
         self.least = 1 if alone else 2
         self._busy = threading.Lock()
+        self.adapted: list[bool] = []  # of each image of the last call: whether the model as it is did not answer it
         self._start()
 
     def _start(self) -> None:
@@ -70,6 +71,7 @@ class Stream:
     def __call__(self, images: Tensor) -> Tensor:
         """Logits (N, classes) of the next images."""
         with self._alone():
+            self.adapted = []
             found = [self._next(group) for group in self._groups(images)]
         empty = torch.zeros(0, self.model.num_classes, device=self.model.device, dtype=self.model.dtype)
         return torch.cat(found) if found else empty
@@ -116,18 +118,27 @@ class Stream:
         self.seen += len(images)
         with torch.inference_mode(False), torch.enable_grad():
             images = images.to(self.model.device).clone(memory_format=torch.contiguous_format)
-            return self._answer(images)
+            logits, adapted = self._answer(images)
+        self.adapted += [adapted] * len(images)
+        return logits
 
-    def _answer(self, images: Tensor) -> Tensor:
+    def _answer(self, images: Tensor) -> tuple[Tensor, bool]:
+        """The answers to a group, and whether these are others than the model's as it is."""
+        rule = self.adaptation.rule
+        if rule == "step" and self.objective is not None:
+            return self._guarded(images) if self.guard is not None else self._step(images)[:2]
+        if rule == "align":
+            knew = bool(self.moments) or self.adaptation.answer == "after"
+            return self._aligned(images), knew
+        return self._by_rule(images), True
+
+    def _by_rule(self, images: Tensor) -> Tensor:
+        """What rules without a state answer, and T3A."""
         rule = self.adaptation.rule
         if rule == "average":
             return as_logits(average_over_views(self.model, self.adaptation, images, self.seed))
-        if rule == "step" and self.objective is None:
+        if rule == "step":  # by the statistics of the images
             return self._logits({}, images)
-        if rule == "step":
-            return self._guarded(images) if self.guard is not None else self._step(images)[0]
-        if rule == "align":
-            return self._aligned(images)
         assert isinstance(self.model, MT3Model)
         features, logits = features_and_logits(self.model, images)
         if rule == "lame":
@@ -152,19 +163,19 @@ class Stream:
             self.mix = torch.where(count.to(mix.device), mix, self.mix)
         return logits
 
-    def _guarded(self, images: Tensor) -> Tensor:
+    def _guarded(self, images: Tensor) -> tuple[Tensor, bool]:
         """As `_step`, unless the guard goes back: then the model as it is answers."""
         assert self.guard is not None
         reference, losses = self._logits({}, images, 0.0), None
         if self.guard.left:
-            logits = self._logits(self.params, images) if self.params else reference
+            logits, adapted = (self._logits(self.params, images), True) if self.params else (reference, False)
         else:
-            logits, loss, views = self._step(images)
+            logits, adapted, loss, views = self._step(images)
             losses = (loss, self._own_loss(views, reference))
         if self.guard.check(Watched(logits, reference, losses), self.params):
-            return logits
+            return logits, adapted
         self.params = self.guard.go_back()
-        return reference
+        return reference, False
 
     def _own_loss(self, views: Views, reference: Tensor) -> Tensor:
         """The objective of the model as it is, which answered the images with `reference`."""
@@ -175,8 +186,8 @@ class Stream:
                 outputs = call_together(self.model, parameters_of(self.model), views.images, self.adaptation.statistics)
         return self.objective.loss(outputs, views, self.objective.target(outputs)).detach().nanmean()
 
-    def _step(self, images: Tensor) -> tuple[Tensor, Tensor, Views]:
-        """Adapt to a group and answer it; also the objective before the step, and the views that it was seen on."""
+    def _step(self, images: Tensor) -> tuple[Tensor, bool, Tensor, Views]:
+        """As `_answer`, by a step on the group; also the objective before it, and the views that it was seen on."""
         assert self.objective is not None
         check_memory(self.model, len(images) * images_in_pass(self.adaptation), images.shape[-1])
         draw = DrawnViews(self.model, self.adaptation, images, self.seed)
@@ -191,12 +202,19 @@ class Stream:
         else:  # the images were the views
             logits = inner.outputs.logits.detach()[:, 0]
         assert draw.first is not None
+        used = self.params if self.adaptation.answer == "after" else before
+        adapted = self._differs(used) or uses_batch(self.model, self.adaptation)
         if self.adaptation.reset == "low-entropy" and inner.last_loss.isfinite():
             last = inner.last_loss
             self.entropy = last if self.entropy is None else KEPT * self.entropy + (1 - KEPT) * last
             if self.entropy < LOW_ENTROPY:
                 self._start()
-        return logits, inner.loss.nanmean(), draw.first
+        return logits, adapted, inner.loss.nanmean(), draw.first
+
+    def _differs(self, params: Params) -> bool:
+        """Whether these are other parameters than the model's."""
+        own = dict(self.model.named_parameters())
+        return any(name in own and not torch.equal(p, own[name]) for name, p in params.items())
 
     def _leaves(self) -> Params:
         """The parameters as they are now; those that adapt can be differentiated by."""

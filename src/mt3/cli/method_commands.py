@@ -41,24 +41,36 @@ def asked_evaluations(args: argparse.Namespace, model: "MT3Model", folder: Path)
     several = len(methods) * len(streams) > 1
     if several and args.out is not None and args.out.suffix == ".json":
         raise InputError(f"Several evaluations were asked for; give a directory as --out, not {args.out}.")
-    asked = []
+    asked: list[Asked] = []
+    idle: list[dict[str, str] | None] = []  # of each, what would do nothing
     for method in methods:
         for stream in streams:
+            idle.append({} if several else None)
             plain = method == "own" and stream is None
             name = "evaluation" if plain and not several else f"{method}-{(stream or PER_IMAGE).replace(' ', '-')}"
             out = args.out if args.out is not None and not several else (args.out or folder) / f"{name}.json"
-            asked.append(Asked(method, stream, _adaptation(args, model, method, stream, tuned), tuned, out))
+            adaptation = _adaptation(args, model, method, stream, tuned, idle[-1])
+            asked.append(Asked(method, stream, adaptation, tuned, out))
+    for name, why in (idle[0] or {}).items():
+        if all(name in (each or {}) for each in idle):
+            raise InputError(f"--{name} would do nothing for any of these methods: {why}.")
     return asked
 
 
 def _adaptation(
-    args: argparse.Namespace, model: "MT3Model", method: str, stream: str | None, tuned: dict[str, Any] | None
+    args: argparse.Namespace,
+    model: "MT3Model",
+    method: str,
+    stream: str | None,
+    tuned: dict[str, Any] | None,
+    idle: dict[str, str] | None,
 ) -> "Adaptation | None":
+    """How one method adapts; fields that do nothing there are refused, or told in `idle`."""
     from mt3.evaluation.settle import settle, with_choice
 
     given = given_adaptation(args)
     fields = given if tuned is None else with_choice(tuned, method, given)
-    adaptation = None if args.unadapted else settle(model, method, stream, fields)
+    adaptation = None if args.unadapted else settle(model, method, stream, fields, idle)
     asked = [name for name in ("controls", "confidence", "stream") if getattr(args, name, None)]
     if adaptation is None and (fields or asked):
         why = "Nothing adapts with --unadapted" if args.unadapted else "This model has nothing to adapt with"
@@ -69,6 +81,7 @@ def _adaptation(
 def next_adaptation(args: argparse.Namespace, model: "MT3Model") -> "Adaptation | None":
     """How the model adapts to images in the order given, each by itself unless it is told to follow them; or not."""
     from mt3.adaptation.choose import choose_adaptation
+    from mt3.evaluation.predict import refuse_shift
     from mt3.evaluation.settle import method_name
 
     own, given = method_name(args.method) == "own", given_adaptation(args)
@@ -77,7 +90,9 @@ def next_adaptation(args: argparse.Namespace, model: "MT3Model") -> "Adaptation 
             told = name_list(f"--{name}" for name in given)
             raise InputError(f"This model has nothing of its own to adapt with; drop {told}, or give a --method.")
         return None
-    return choose_adaptation(model, None if own else args.method, given)
+    adaptation = choose_adaptation(model, None if own else args.method, given)
+    refuse_shift(adaptation)
+    return adaptation
 
 
 def tune_command(args: argparse.Namespace) -> None:

@@ -98,29 +98,6 @@ class Adaptation:
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Adaptation))
 
-OF_STREAMS = ("batch", "answer", "reset")
-OF_STEPS = ("steps", "lr", "clip", "layers", "momentum", "radius")
-
-
-def with_fields(adaptation: Adaptation, fields: Mapping[str, Any]) -> Adaptation:
-    """The adaptation with fields replaced; one that would change nothing is refused."""
-    changed = dataclasses.replace(adaptation, **fields)
-    without = not changed.takes_steps
-    idle: dict[str, tuple[str, ...]] = {
-        "there is no stream; give carry=stream, or drop it": OF_STREAMS if changed.carry == "image" else (),
-        "the method takes no step": OF_STEPS if without else (),
-        "the method draws no copies": ("views",) if without and changed.rule != "average" else (),
-        "the method has no such number": ("support",) if changed.rule in ("step", "average") else (),
-        "LAME answers by the images at hand": ("answer",) if changed.rule == "lame" else (),
-    }
-    if without and changed.reset in ("guard", "low-entropy"):
-        idle["it watches steps, and the method takes none"] = ("reset",)
-    for why, names in idle.items():
-        for name in names:
-            if name in fields:
-                raise InputError(f"{name}={fields[name]} would do nothing: {why}.")
-    return changed
-
 
 def adaptation_from_dict(values: Any) -> Adaptation:
     """Read what `Adaptation.to_dict` gave."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mt3.adaptation.adapter import Adapter
+from mt3.adaptation.choose import uses_batch
 from mt3.config.adaptation import Adaptation
 from mt3.models.classifier import MT3Model
 from mt3.support.errors import InputError
@@ -27,7 +28,7 @@ def predict(
 
     Where the adaptation carries its steps along a stream, the images are one, in their order, and have no losses.
     With `everything` an answer has the probabilities of all classes. `adapted` is false where the model as it is
-    answers: it has nothing to adapt with, the gate was shut, the method left the image out, or a stream begins.
+    answers: it has nothing to adapt with, a gate was shut, a method left the image out, a stream begins or is guarded.
     """
     if not len(images):
         raise InputError("Expected at least one image to predict, got none.")
@@ -38,15 +39,18 @@ def predict(
             logits = model(batch)
         return [{"before": _answer(model, own, everything), "after": None, "adapted": False} for own in logits]
     adapter = Adapter(model, adaptation, seed=seed)
-    if adapter.adaptation.carry == "stream":
+    told = adapter.adaptation
+    if told.carry == "stream":
         return predict_next(adapter, images, everything)
     compared = adapter.compare(batch)
-    kept = adapter.keeps(compared.before)
+    moves = bool(told.steps and told.lr) if told.takes_steps else True
+    used = compared.loss_before.isfinite() & moves | uses_batch(model, told)
+    adapted = (used & ~adapter.keeps(compared.before)).tolist()
     return [
         {
             "before": _answer(model, compared.before[i], everything),
             "after": _answer(model, compared.after[i], everything),
-            "adapted": bool(not kept[i] and compared.loss_before[i].isfinite()),
+            "adapted": adapted[i],
             "loss_before": _finite(compared.loss_before[i]),
             "loss_after": _finite(compared.loss_after[i]),
             "gradient_norm": _finite(compared.grad_norm[i]),
@@ -62,24 +66,18 @@ def predict_next(
     model = adapter.model
     assert isinstance(model, MT3Model)
     batch = as_tensor(np.stack(list(images)), model.device)
-    first = first_unadapted(adapter, len(batch))
-    pairs = zip(adapter.unadapted(batch), adapter(batch), strict=True)
+    assert adapter.stream is not None
+    told = zip(adapter.unadapted(batch), adapter(batch), adapter.stream.adapted, strict=True)
     return [
-        {
-            "before": _answer(model, before, everything),
-            "after": _answer(model, after, everything),
-            "adapted": i >= first,
-        }
-        for i, (before, after) in enumerate(pairs)
+        {"before": _answer(model, before, everything), "after": _answer(model, after, everything), "adapted": adapted}
+        for before, after, adapted in told
     ]
 
 
-def first_unadapted(adapter: Adapter, images: int) -> int:
-    """How many of the next images of a stream the model as it is answers, since nothing came before them."""
-    told = adapter.adaptation
-    assert adapter.stream is not None
-    waits = told.answer == "first" and told.rule != "lame" and adapter.stream.seen == 0
-    return min(told.batch, images) if waits else 0
+def refuse_shift(adaptation: Adaptation) -> None:
+    """Refuse a reset at shifts where images come as they are, and nobody tells of one."""
+    if adaptation.carry == "stream" and adaptation.reset == "shift":
+        raise InputError("Nothing here tells of a shift; choose another reset than shift.")
 
 
 def _finite(value: Tensor) -> float | None:

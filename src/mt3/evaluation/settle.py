@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mt3.config.adaptation import TUNED, Adaptation, with_fields
+from mt3.adaptation.choose import with_fields
+from mt3.config.adaptation import TUNED, Adaptation
 from mt3.config.rivals import get_rival
 from mt3.models.classifier import MT3Model
 from mt3.objectives.registry import get_objective
@@ -24,14 +25,20 @@ def method_name(name: str) -> str:
     return "own" if get_rival(name).adaptation is None else name
 
 
-def settle(model: Any, method: str | Adaptation, stream: str | None, fields: Mapping[str, Any]) -> Adaptation | None:
+def settle(
+    model: Any,
+    method: str | Adaptation,
+    stream: str | None,
+    fields: Mapping[str, Any],
+    idle: dict[str, str] | None = None,  # as of `with_fields`
+) -> Adaptation | None:
     """The method's adaptation with `fields` replaced, kept along a stream or not; none where a model has no own way.
 
     A method that is made for streams has other values there than for single images: its batch, and which parameters
     answer.
     """
     if isinstance(method, Adaptation):
-        return with_fields(method if stream is None else replace(method, carry="stream"), fields)
+        return with_fields(_along(method, stream, fields), fields, idle)
     rival, adaptation = get_rival(method), get_rival(method).adaptation
     if adaptation is None and isinstance(model, MT3Model) and model.objective is not None:
         adaptation = model.adaptation
@@ -39,7 +46,15 @@ def settle(model: Any, method: str | Adaptation, stream: str | None, fields: Map
         return None
     if rival.stream and stream is None:
         raise InputError(f"{rival.title} has nothing to do for a single image; give --stream.")
-    return with_fields(replace(adaptation, **(ALONE if stream is None else {"carry": "stream"})), fields)
+    base = replace(adaptation, **ALONE) if stream is None else adaptation
+    return with_fields(_along(base, stream, fields), fields, idle)
+
+
+def _along(adaptation: Adaptation, stream: str | None, fields: Mapping[str, Any]) -> Adaptation:
+    """The adaptation, kept along a stream if there is one; a gate that the fields lift does not stand against it."""
+    if stream is None:
+        return adaptation
+    return replace(adaptation, carry="stream", gate=fields.get("gate", adaptation.gate))
 
 
 def passes(adaptation: Adaptation) -> float:

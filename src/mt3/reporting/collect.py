@@ -169,7 +169,12 @@ def _read(
         notes.append(f"{shown} is left out: it is not a whole JSON file.")
         return []
     if isinstance(value, dict) and value.get("benchmark") == "methods":
-        timings.append(_checked_timing(value, shown))
+        if why := _wrong_timing(value):
+            if asked:
+                raise InputError(f"{path} is {why}.")
+            notes.append(f"{shown} is left out: it is {why}.")
+        else:
+            timings.append(value)
         return []
     if not asked and not is_evaluation(value):
         return []
@@ -180,14 +185,14 @@ def _read(
     return [replace(evaluation, path=shown)]
 
 
-def _checked_timing(value: dict[str, Any], path: Path) -> dict[str, Any]:
+def _wrong_timing(value: dict[str, Any]) -> str:
+    """What is wrong with a benchmark of methods, or nothing."""
     try:
         check_shape(value, TIMING, "a benchmark")
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path} is not a whole benchmark of methods ({error}); `python -m benchmarks methods --json` writes one."
-        ) from None
-    return value
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        return f"not a whole benchmark of methods ({what}); `python -m benchmarks methods --json` writes one"
+    return ""
 
 
 def is_alike(one: Evaluation, other: Evaluation) -> bool:

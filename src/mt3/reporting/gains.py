@@ -110,7 +110,7 @@ def _rival_words(joint: Row, meta: Row) -> str:
         return text + f"{joint.title} is the fair rival of MT3."
     why = f"{joint.name} is of {a}, {meta.name} of {b}"
     rest = [(run.preset, [run.overrides.get(field) for field in BUDGET if field != "epochs"]) for run in runs]
-    by_hand = rest[0] == rest[1] and all("epochs" in run.overrides for run in runs)
+    by_hand = rest[0] == rest[1] and any("epochs" in run.overrides for run in runs)
     if by_hand and not any(run.unfinished for run in runs):
         return text + f"their lengths were set by hand ({why}): it is fair if both took as long."
     why = "not both trainings are finished" if any(run.unfinished for run in runs) else why

@@ -126,7 +126,7 @@ def _tables(model: Model, severity: int, timings: Sequence[dict[str, Any]]) -> l
     note = READING + "Bold is the best of a column, and what is printed alike."
     precisions = {e.protocol["precision"] for row in model.rows for runs in row.runs.values() for e in runs}
     if len(precisions) > 1:
-        note += f" Evaluated in {name_list(sorted(precisions))}, as the last table says: as it is may differ for that."
+        note += f" Evaluated in {name_list(sorted(precisions))} (see how it adapted), so as it is differs a little."
     gains = [(row.title, {way: row.cell(way, partial(_gain, severity=severity)) for way in ways}) for row in model.rows]
     length = block_length(first.protocol["images"], max(row.runs[w][0].batch for row in model.rows for w in row.runs))
     told = "Paired 95 % intervals: per image the normal one over images; along a stream, whose answers are not "

@@ -22,7 +22,7 @@ from mt3.adaptation.views import DrawnViews
 from mt3.config.adaptation import Adaptation
 from mt3.config.rivals import get_rival
 from mt3.data.image_files import read_image_bytes
-from mt3.evaluation.predict import as_tensor, predict, predict_next
+from mt3.evaluation.predict import as_tensor, predict, predict_next, refuse_shift
 from mt3.models.classifier import MT3Model
 from mt3.service.batching import Batcher, Run
 from mt3.service.limits import STREAM_OPTIONS, Limits, Refused, check_options
@@ -86,8 +86,9 @@ class Engine:
         adaptation = choose_adaptation(self.model, fields.pop("method", None), fields)
         if adaptation.takes_steps and "reset" not in fields:
             adaptation = replace(adaptation, reset="guard")
-        adapter = Adapter(self.model, adaptation)
-        return self.sessions.begin(adapter), self._within_limits(adapter.adaptation)
+        refuse_shift(adaptation)
+        adapter = Adapter(self.model, self._within_limits(adaptation))
+        return self.sessions.begin(adapter), adaptation
 
     async def predict_next(self, stream: str, uploads: Sequence[Upload]) -> list[dict[str, Any]]:
         """Answers to the next images of a stream."""

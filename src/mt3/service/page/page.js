@@ -79,7 +79,7 @@ function explain(answer, seconds) {
 function verdict({ before, after, adapted }) {
   const says = (part) => element("b", { textContent: `${part.class}, ${percent(part.probability)}` });
   if (!after) return ["This model does not adapt. It says ", says(before), "."];
-  const words = ["Before: ", says(before), ". ", adapted ? "After the step: " : "It was sure, so it did not adapt: ", says(after), ". "];
+  const words = ["Before: ", says(before), ". ", adapted ? "After the step: " : "It did not adapt: ", says(after), ". "];
   const { label } = photo;
   if (label && server.classes.includes(label)) {
     const right = [before.class === label, after.class === label];
