@@ -56,6 +56,8 @@ results: $(READY)
 	$(BIN)/mt3 report results/cifar10-workstation --published --words results/words/workstation.md --out results/cifar10-workstation/report --page results/cifar10-workstation/README.md
 	$(BIN)/mt3 report results/cifar10-workstation-step --published --words results/words/workstation-step.md --out results/cifar10-workstation-step/report --page results/cifar10-workstation-step/README.md
 	$(BIN)/mt3 report results/cifar10-workstation-held-out --words results/words/workstation-held-out.md --out results/cifar10-workstation-held-out/report --page results/cifar10-workstation-held-out/README.md
+	$(BIN)/mt3 report results/cifar10-width-32-step --published --words results/words/width-32-step.md --out results/cifar10-width-32-step/report --page results/cifar10-width-32-step/README.md
+	$(BIN)/mt3 report results/cifar10-width-32-all --published --words results/words/width-32-all.md --out results/cifar10-width-32-all/report --page results/cifar10-width-32-all/README.md
 	$(BIN)/mt3 report results/cifar10-official --words results/words/official.md --out results/cifar10-official/report --page results/cifar10-official/README.md
 
 $(READY): pyproject.toml constraints.txt

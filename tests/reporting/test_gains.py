@@ -7,7 +7,7 @@ import pytest
 
 from evaluations import JT, MARK, MT3, UNFINISHED, accuracies, keep_answers, make_evaluation, tables_of, words, write
 from mt3.reporting.collect import collect
-from mt3.reporting.gains import gain_table, paired_table, run_table, split_table
+from mt3.reporting.gains import before_table, gain_table, paired_table, run_table, split_table
 from mt3.reporting.rows import rows_of
 
 
@@ -86,7 +86,7 @@ def test_missing_rival_is_said(tmp_path):
     write(tmp_path / "a.json", make_evaluation("mt3", 0, MT3[0]))
     rows = rows_of(collect([tmp_path]).main)
     assert "JT (ours) was not evaluated" in gain_table(rows, 5)[0].note
-    assert split_table(rows, 5) == []
+    assert split_table(rows, 5) == before_table(rows, 5) == []
 
 
 def test_split_of_the_gain(tmp_path):
@@ -122,6 +122,13 @@ def test_differences_paired_over_images(tmp_path):
     assert got["adaptation"].interval == pytest.approx((by_image.mean() - reach, by_image.mean() + reach))
     against = 100.0 * (mt3[1]["after"].mean() - jt["before"].mean())  # seed 1, the only one that both have
     assert got["after - JT (ours)"].value == pytest.approx(against)
+    (as_it_is,) = before_table(rows, 5)
+    (line,) = as_it_is.lines
+    by_image = 100.0 * (mt3[1]["before"].mean(0) - jt["before"].mean(0))
+    reach = 1.959964 * by_image.std(ddof=1) / 10
+    difference = dict(zip(as_it_is.columns, line.cells, strict=True))["before - JT (ours)"]
+    assert (line.label, difference.value) == ("MT", pytest.approx(by_image.mean()))
+    assert difference.interval == pytest.approx((by_image.mean() - reach, by_image.mean() + reach))
     by_run = words(run_table(rows, 5)[0])
     own = 100.0 * (mt3[0]["after"].mean() - mt3[0]["clean_other"].mean())
     assert by_run["MT, MT3, seed 0"]["adaptation"].startswith(f"{own:+.1f} [")

@@ -27,7 +27,14 @@ def value_of(command: list[str], option: str) -> Path:
 
 def test_make_results_writes_the_pages():
     stronger = (f"cifar10-workstation{part}" for part in ("", "-step", "-held-out"))
-    names = ("methods-1000", "cifar10-cpu", "cifar10-cpu-10000", *stronger, "cifar10-official")
+    names = (
+        "methods-1000",
+        "cifar10-cpu",
+        "cifar10-cpu-10000",
+        *stronger,
+        *(f"cifar10-width-32-{part}" for part in ("step", "all")),
+    )
+    names += ("cifar10-official",)
     pages = ["RESULTS.md", *(f"results/{name}/README.md" for name in names)]
     assert [value_of(shlex.split(command), "--page").as_posix() for command in COMMANDS] == pages
 
@@ -77,6 +84,8 @@ def test_words_take_their_numbers_from_the_tables(command):
         ("card-supervised-memo.md", "methods", "src/mt3/weights/cifar10-supervised/README.md"),
         ("card-supervised-memo-default.md", "cifar10-workstation-step", "src/mt3/weights/cifar10-supervised/README.md"),
         ("readme.md", "cifar10-cpu", "README.md"),
+        ("readme-width-32.md", "cifar10-width-32-all", "README.md"),
+        ("readme-width-32-step.md", "cifar10-width-32-step", "README.md"),
         ("readme-all.md", "cifar10-workstation", "README.md"),
         ("card-mt3-all.md", "cifar10-workstation", "src/mt3/weights/cifar10-mt3/README.md"),
         ("readme-step.md", "cifar10-workstation-step", "README.md"),

@@ -81,6 +81,18 @@ def paired_table(rows: Sequence[Row], severity: int) -> list[Table]:
     return make_table("paired", title, "training", lines, note)
 
 
+def before_table(rows: Sequence[Row], severity: int) -> list[Table]:
+    """Each training as it is beside joint training as it is, over the seeds that both have."""
+    joint, lines = joint_row(rows), []
+    for row in rows if joint.runs else []:
+        if row.key == "before" and row is not joint:
+            cells = {"before": row.mean(severity), f"before - {joint.title}": row.paired(joint, severity)}
+            lines.append((row.title, cells | {"runs": count(len(row.runs))}))
+    note = f"{joint.title} has {joint.mean(severity).words()} %. Intervals are paired over images."
+    title = f"Without adapting, average accuracy in % and the difference in points, severity {severity}"
+    return make_table("before", title, "training", lines, note)
+
+
 def run_table(rows: Sequence[Row], severity: int) -> list[Table]:
     """Every run that adapts, seed by seed, where a training has several."""
     pairs, joint = pairs_of(rows), joint_row(rows)

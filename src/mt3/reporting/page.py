@@ -141,7 +141,7 @@ def report_sections(results: Results, published: bool) -> list[Section]:
     sections: list[Section] = []
     if rows and rows[0].runs[0].corruptions:
         severity = rows[0].runs[0].severities[-1]
-        differences = (gains.gain_table, gains.paired_table, gains.run_table)
+        differences = (gains.gain_table, gains.paired_table, gains.before_table, gains.run_table)
         sections += [
             _accuracy_section(rows, severity, published),
             Section("Before and after adapting", [table for make in differences for table in make(rows, severity)]),
