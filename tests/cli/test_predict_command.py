@@ -100,7 +100,7 @@ def test_predict_follows_a_stream(capsys, runs, tmp_path):
     told = {"carry": "stream", "batch": 2, "answer": "first", "lr": 0.1}
     wanted = mt3.Adapter(mt3.load(runs / "jt"), "tent", **told)(images).softmax(1)
     assert code == 0
-    assert "a stream: 2 of 5 images are answered by the model as it is, the other 3 by what came before" in err
+    assert "a stream: 2 of 5 images are answered by the model as it is, the other 3 by what it has become" in err
     assert [a["after"]["probability"] for a in answers] == pytest.approx(wanted.amax(1).tolist(), abs=1e-6)
     assert [a["after"] == a["before"] for a in answers] == [True, True, False, False, False]
     assert [a["adapted"] for a in answers] == [False, False, True, True, True]

@@ -95,6 +95,12 @@ def test_costs_are_counted_and_measured(results):
     assert (found["TENT"]["passes, online"], found["TENT"]["passes timed, online"]) == ("3", "7")  # here, by default
     write(results / "bench.json", {"benchmark": "methods", "model_hash": "1", "candidates": [candidate]})
     assert "ms, online" not in words(tables(results)["methods-cost-mt3"])["TENT"]  # of another model
+    del candidate["passes"]
+    damaged = write(results / "bench.json", {"benchmark": "methods", "model_hash": "0", "candidates": [candidate]})
+    assert "ms, online" not in words(tables(results)["methods-cost-mt3"])["TENT"]
+    assert any("bench.json is left out: it is not a whole benchmark" in note for note in collect([results]).notes)
+    with pytest.raises(InputError, match=r"not a whole benchmark of methods \('passes' is missing\)"):
+        collect([damaged])
 
 
 def test_settings_say_how_each_method_adapted(results):

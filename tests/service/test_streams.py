@@ -83,6 +83,7 @@ def test_streams_are_few_and_those_that_nobody_asks_are_forgotten(photos, monkey
         ({"options": {"gate": 0.5}}, "Unknown option 'gate'"),
         ({"options": {"batch": 17}}, "Expected batch to be a whole number from 1 to 16, got 17."),
         ({"options": {"reset": "often"}}, "Unknown reset 'often'"),
+        ({"options": {"reset": "shift"}}, "Nothing here tells of a shift"),
         ({"options": {"method": "norm"}}, "The network has no batch normalisation"),
         ({"images": ["AAAA"]}, "Expected no images here, got some; leave them out."),
         ({"method": "tent"}, "Unknown field 'method'"),

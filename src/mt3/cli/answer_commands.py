@@ -24,10 +24,10 @@ def predict_command(args: argparse.Namespace) -> None:
     model = model.to(set_up(args))
     adaptation = next_adaptation(args, model)
     answers = predict(model, [image for image, _ in read], adaptation, args.seed)
-    first = sum(not answer["adapted"] for answer in answers)
-    if first and adaptation is not None and adaptation.carry == "stream":
-        rest = f", the other {len(answers) - first} by what came before" if first < len(answers) else ""
-        print(f"a stream: {first} of {len(answers)} images are answered by the model as it is{rest}", file=sys.stderr)
+    plain = sum(not answer["adapted"] for answer in answers)
+    if plain and adaptation is not None and adaptation.carry == "stream":
+        rest = f", the other {len(answers) - plain} by what it has become" if plain < len(answers) else ""
+        print(f"a stream: {plain} of {len(answers)} images are answered by the model as it is{rest}", file=sys.stderr)
     for answer, file, (_, notes) in zip(answers, args.images, read, strict=True):
         answer |= {"image": str(file), "converted": notes}
     if args.json:
